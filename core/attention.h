@@ -1,0 +1,323 @@
+// The tiled forward pass. For every block of 512 keys and every strip of rows: scores tile by tile, softmax, weighted
+// sum, into a partial result that starts empty; then the partial is folded into the item's state. What a row computes
+// depends on nothing but its own query and the keys visible to it (the bits rule in the numerics policy).
+#pragma once
+
+#include "product.h"
+#include "softmax.h"
+
+namespace softlookup::SOFTLOOKUP_ISA {
+namespace {
+
+// What one call of `attend` works with.
+template <class P>
+struct Run {
+  using T = typename P::Number;
+  using Unit = typename P::Unit;
+
+  const Problem& problem;
+  const Item& item;
+  Carver carver;
+  int64_t rows;
+  Scratch<P> scratch;
+  Matrix keys;
+  Matrix values;
+  int64_t units;  // of d_k
+  int64_t strips;
+  bool values_in_place;  // values are read where they lie
+  int64_t block = 0;     // absolute index of the current block
+  uint64_t packed_panels[block_tiles] = {};
+  bool packed_values[block_tiles] = {};
+
+  Run(const Problem& problem_, const Item& item_, char* memory)
+      : problem(problem_),
+        item(item_),
+        carver(memory),
+        rows(item_.queries * (problem_.query_heads / problem_.key_heads)),
+        scratch(problem_, rows, carver),
+        keys(matrix(problem_, problem_.key, problem_.width)),
+        values(matrix(problem_, problem_.value, problem_.value_width)),
+        units(units_of<P>(problem_.width)),
+        strips((rows + strip_rows - 1) / strip_rows) {
+    // A single strip reads each value once: a copy would only cost. The row stride must be a whole number of units.
+    values_in_place = strips == 1 && P::products == 1 && size_of(values.type) == sizeof(T) &&
+                      values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
+                      values.columns % panel_lanes<P> == 0;
+  }
+
+  Matrix matrix(const Problem& p, const Tensor& tensor, int64_t columns) const {
+    if (!tensor.data) return {nullptr, 0, 0, 0, columns, tensor.type};
+    const char* data = tensor.data + batch_offset(p, tensor, item.batch) + item.key_head * tensor.head;
+    return {data, tensor.row, tensor.column, p.keys, columns, tensor.type};
+  }
+
+  // Strips of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
+  Strip strip_at(int64_t index) const {
+    const int64_t height = rows / strips;
+    const int64_t taller = rows % strips;
+    const int64_t first = index * height + smaller(index, taller);
+    return {&problem, &item, first, static_cast<int>(height + (index < taller ? 1 : 0))};
+  }
+  const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
+
+  void start_block(int64_t index) {
+    block = index;
+    for (int64_t tile = 0; tile < block_tiles; ++tile) {
+      packed_panels[tile] = 0;
+      packed_values[tile] = false;
+    }
+  }
+};
+
+// The part of a tile that some row of a strip can see: keys [first, last), all of them by every row if `whole`.
+struct Visible {
+  int64_t first, last;
+  bool whole;
+};
+
+template <class P>
+void pack_queries(Run<P>& run) {
+  const Problem& problem = run.problem;
+  const Tensor& query = problem.query;
+  const char* data = query.data + batch_offset(problem, query, run.item.batch);
+  for (int64_t index = 0; index < run.strips; ++index) {
+    const Strip strip = run.strip_at(index);
+    auto* target = run.scratch.queries + strip.first_row * run.units;
+    for (int row = 0; row < strip.rows; ++row) {
+      const char* source = data + strip.head(row) * query.head + strip.query(row) * query.row;
+      for (int64_t unit = 0; unit < run.units; ++unit) {
+        const int64_t column = unit * P::products;
+        target[unit * strip.rows + row] =
+            P::query_unit(query.type, source + column * query.column, query.column, problem.width - column);
+      }
+    }
+  }
+}
+
+template <class P>
+void load_bias(Run<P>& run, const Strip& strip, const Tile& tile) {
+  using T = typename P::Number;
+  const Tensor& bias = run.problem.bias;
+  const char* data = bias.data + batch_offset(run.problem, bias, run.item.batch);
+  for (int row = 0; row < strip.rows; ++row) {
+    const char* source =
+        data + strip.head(row) * bias.head + strip.query(row) * bias.row + tile.first_key * bias.column;
+    T* target = run.scratch.bias + row * tile_keys;
+    for (int64_t key = 0; key < tile_keys; ++key) {
+      target[key] = key >= tile.low && key < tile.high ? number_at<T>(bias.type, source + key * bias.column) : T{0};
+    }
+  }
+}
+
+template <class T>
+inline Bits bits_not_hidden(const T* bias) {
+  Bits bits = {{0, 0}};
+  for (int64_t key = 0; key < tile_keys; ++key) {
+    bits.word[key >> 6] |= uint64_t{bias[key] != -Constants<T>::infinity} << (key & 63);
+  }
+  return bits;
+}
+
+// Decides what the strip sees of the tile and writes one bit a key for every row, from the mask and from -inf in the
+// bias.
+template <class P>
+Visible see(Run<P>& run, const Strip& strip, const Tile& tile) {
+  const Problem& problem = run.problem;
+  const int64_t group = strip.group();
+  const int64_t first_query = run.item.first_query + strip.first_row / group;
+  const int64_t last_query = run.item.first_query + (strip.first_row + strip.rows - 1) / group;
+  const Band queries = query_hull(problem, first_query, last_query - first_query + 1);
+  const Label label = label_of(
+      problem, {run.item.batch, queries.low, queries.high, tile.first_key + tile.low, tile.first_key + tile.high - 1});
+  if (label == Label::empty) return {0, 0, false};
+  const bool has_bias = problem.bias.data != nullptr;
+  if (has_bias) load_bias(run, strip, tile);
+  Bits any = {{0, 0}};
+  Bits all = {{~uint64_t{0}, ~uint64_t{0}}};
+  for (int row = 0; row < strip.rows; ++row) {
+    Bits bits =
+        label == Label::full ? range_bits(tile.low, tile.high) : row_bits(strip, row, tile, run.scratch.predicted);
+    if (has_bias) bits = bits & bits_not_hidden(run.scratch.bias + row * tile_keys);
+    run.scratch.bits[row] = bits;
+    any = any | bits;
+    all = all & bits;
+  }
+  if (!any_bit(any)) return {0, 0, false};
+  return {first_bit(any), last_bit(any) + 1, !any_bit(~all)};
+}
+
+template <class P>
+void score_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
+  using T = typename P::Number;
+  const int64_t panel_units = run.units * panel_lanes<P>;
+  const int64_t last_panel = (visible.last + panel_lanes<P> - 1) / panel_lanes<P>;
+  const T scale = static_cast<T>(run.problem.scale);
+  with_rows<strip_rows>(strip.rows, [&](auto rows) {
+    for (int64_t panel = visible.first / panel_lanes<P>; panel < last_panel; ++panel) {
+      auto* keys = run.scratch.keys + (tile.index * tile_panels<P> + panel) * panel_units;
+      const uint64_t bit = uint64_t{1} << panel;
+      if (!(run.packed_panels[tile.index] & bit)) {
+        // The first strip to need a panel packs it, so that it is still in the nearest cache for the product.
+        pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
+        run.packed_panels[tile.index] |= bit;
+      }
+      score_panel<P, decltype(rows)::count>(run.queries_of(strip), keys, run.units, scale,
+                                            run.scratch.scores + panel * panel_lanes<P>);
+    }
+  });
+}
+
+// Softcap, bias and mask, in this order, over the vectors of a tile that hold visible keys.
+template <class P>
+void edit_scores(Run<P>& run, const Strip& strip, const Visible& visible, VectorRange range) {
+  using T = typename P::Number;
+  const T softcap = static_cast<T>(run.problem.softcap);
+  const bool has_bias = run.problem.bias.data != nullptr;
+  for (int row = 0; row < strip.rows; ++row) {
+    T* scores = run.scratch.scores + row * tile_keys;
+    const T* bias = run.scratch.bias + row * tile_keys;
+    const Bits bits = run.scratch.bits[row];
+    for (int64_t v = range.first; v < range.last; ++v) {
+      const int64_t key = v * lanes<T>;
+      Vector<T> s = load(scores + key);
+      if (softcap > 0) s = splat(softcap) * tanh<T>(s / splat(softcap));
+      if (has_bias) s += load(bias + key);
+      if (!visible.whole) {
+        const auto here = static_cast<uint32_t>(bits.word[key >> 6] >> (key & 63));
+        s = select<T>(here, s, splat(-Constants<T>::infinity));
+      }
+      store(scores + key, s);
+    }
+  }
+}
+
+template <class P>
+void softmax_tile(Run<P>& run, const Strip& strip, const Tile& tile, VectorRange range) {
+  State<P>& partial = run.scratch.partial;
+  for (int row = 0; row < strip.rows; ++row) {
+    const auto* scores = run.scratch.scores + row * tile_keys;
+    auto* weights = run.scratch.weights + row * (tile_keys / P::products);
+    partial.visible[row] += count_bits(run.scratch.bits[row]);
+    run.scratch.rescale[row] = partial.moments
+                                   ? softmax_row<P, true>(scores, weights, range, tile.first_key, partial, row)
+                                   : softmax_row<P, false>(scores, weights, range, tile.first_key, partial, row);
+  }
+}
+
+// Where a panel of the tile's values starts, and the distance between its units.
+template <class Unit>
+struct Panel {
+  const Unit* units;
+  int64_t step;
+};
+template <class P>
+Panel<typename P::Unit> value_panel(Run<P>& run, const Tile& tile, int64_t panel, int64_t unit) {
+  using Unit = typename P::Unit;
+  if (run.values_in_place) {
+    const char* row = run.values.at(tile.first_key + unit, panel * panel_lanes<P>);
+    return {reinterpret_cast<const Unit*>(row), run.values.row / static_cast<int64_t>(sizeof(Unit))};
+  }
+  constexpr int64_t block_units = block_keys / P::products;
+  const int64_t first = tile.index * (tile_keys / P::products) + unit;
+  return {run.scratch.values + (panel * block_units + first) * panel_lanes<P>, panel_lanes<P>};
+}
+
+template <class P>
+void weigh_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
+  State<P>& partial = run.scratch.partial;
+  const int64_t first = visible.first / P::products;
+  const int64_t last = (visible.last + P::products - 1) / P::products;
+  with_rows<strip_rows>(strip.rows, [&](auto rows) {
+    for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
+      const auto values = value_panel(run, tile, panel, first);
+      weigh_panel<P, decltype(rows)::count>(run.scratch.weights + first, values.units, values.step, last - first,
+                                            run.scratch.rescale, partial.accumulator + panel * panel_lanes<P>,
+                                            partial.width);
+    }
+  });
+}
+
+// Copies one row's weights and one panel of values without what is hidden from the row. A visible value that is not
+// finite shows even where its weight rounded to zero: in exact arithmetic no weight is zero.
+template <class P>
+void clean_panel(Run<P>& run, int row, Panel<typename P::Unit> values, int64_t first, int64_t last) {
+  using Unit = typename P::Unit;
+  const Bits bits = run.scratch.bits[row];
+  const Unit* weights = run.scratch.weights + row * (tile_keys / P::products);
+  std::memcpy(run.scratch.clean_weights, weights, sizeof(Unit) * static_cast<size_t>(tile_keys / P::products));
+  for (int64_t unit = first; unit < last; ++unit) {
+    bool seen[P::products];
+    for (int i = 0; i < P::products; ++i) seen[i] = bit_at(bits, unit * P::products + i);
+    for (int v = 0; v < panel_vectors; ++v) {
+      const Vector<Unit> units = P::keep(load(values.units + (unit - first) * values.step + v * lanes<Unit>), seen);
+      store(run.scratch.clean_values + unit * panel_lanes<P> + v * lanes<Unit>, units);
+      for (int i = 0; i < P::products; ++i) {
+        const int64_t key = unit * P::products + i;
+        if (seen[i] && !P::finite(units, i) && P::weight_at(run.scratch.clean_weights, key) == 0) {
+          P::set_weight(run.scratch.clean_weights, key, Constants<typename P::Number>::smallest);
+        }
+      }
+    }
+  }
+}
+
+// weigh_tile for values that may hold NaN or infinity: row by row, selecting instead of multiplying by zero.
+template <class P>
+void weigh_tile_carefully(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
+  State<P>& partial = run.scratch.partial;
+  const int64_t first = visible.first / P::products;
+  const int64_t last = (visible.last + P::products - 1) / P::products;
+  for (int row = 0; row < strip.rows; ++row) {
+    for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
+      clean_panel(run, row, value_panel(run, tile, panel, first), first, last);
+      weigh_panel<P, 1>(run.scratch.clean_weights + first, run.scratch.clean_values + first * panel_lanes<P>,
+                        panel_lanes<P>, last - first, run.scratch.rescale + row,
+                        partial.accumulator + row * partial.width + panel * panel_lanes<P>, partial.width);
+    }
+  }
+}
+
+template <class P>
+VectorRange vectors_of(const Visible& visible) {
+  constexpr int64_t count = lanes<typename P::Number>;
+  return {visible.first / count, (visible.last + count - 1) / count};
+}
+
+// One block for one strip, into the scratch's partial result.
+template <class P>
+void attend_strip(Run<P>& run, const Strip& strip, bool carefully) {
+  run.scratch.partial.reset(strip.rows);
+  for (int64_t index = 0; index < block_tiles; ++index) {
+    const Tile tile = tile_at(run.problem, run.block, index);
+    if (tile.low >= tile.high) continue;
+    const Visible visible = see(run, strip, tile);
+    if (visible.first >= visible.last) continue;
+    const VectorRange range = vectors_of<P>(visible);
+    score_tile(run, strip, tile, visible);
+    if (!visible.whole || run.problem.bias.data || run.problem.softcap > 0) edit_scores(run, strip, visible, range);
+    softmax_tile(run, strip, tile, range);
+    if (!run.values_in_place && !run.packed_values[index]) {
+      pack_value_tile<P>(run.values, tile.first_key, index, run.scratch.values, run.scratch.copies);
+      run.packed_values[index] = true;
+    }
+    if (carefully) {
+      weigh_tile_carefully(run, strip, tile, visible);
+    } else {
+      weigh_tile(run, strip, tile, visible);
+    }
+  }
+}
+
+template <class P>
+bool all_finite(const State<P>& state, int64_t rows) {
+  using T = typename P::Number;
+  Vector<T> nothing = {};
+  for (int64_t i = 0; i < rows * state.width; i += lanes<T>) {
+    const Vector<T> numbers = load(state.accumulator + i);
+    nothing += numbers - numbers;
+  }
+  return sum_of<T>(nothing) == T{0};
+}
+
+}  // namespace
+}  // namespace softlookup::SOFTLOOKUP_ISA

@@ -1,0 +1,84 @@
+#include "dispatch.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace softlookup {
+
+#if defined(__x86_64__)
+namespace x86_64 {
+extern const Kernels kernels;
+}
+namespace x86_64_v3 {
+extern const Kernels kernels;
+}
+namespace x86_64_v4 {
+extern const Kernels kernels;
+}
+namespace x86_64_v4_bf16 {
+extern const Kernels kernels;
+}
+#elif defined(__aarch64__)
+namespace arm64 {
+extern const Kernels kernels;
+}
+#endif
+
+namespace {
+
+struct Candidate {
+  const Kernels* kernels;
+  bool usable;
+};
+
+// From the most general to the best.
+std::vector<Candidate> candidates() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool v4 = __builtin_cpu_supports("x86-64-v4");
+  return {
+      {&x86_64::kernels, true},
+      {&x86_64_v3::kernels, static_cast<bool>(__builtin_cpu_supports("x86-64-v3"))},
+      {&x86_64_v4::kernels, v4},
+      {&x86_64_v4_bf16::kernels, v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")}};
+#elif defined(__aarch64__)
+  return {{&arm64::kernels, true}};
+#endif
+}
+
+const Kernels& find(const std::string& name, const char* where) {
+  std::string known;
+  for (const Kernels* kernels : usable_kernels()) {
+    if (name == kernels->name) return *kernels;
+    known += known.empty() ? kernels->name : std::string(", ") + kernels->name;
+  }
+  throw std::invalid_argument(std::string(where) + " is '" + name +
+                              "', which is not an instruction set of this CPU and build; use one of: " + known);
+}
+
+}  // namespace
+
+std::vector<const Kernels*> compiled_kernels() {
+  std::vector<const Kernels*> all;
+  for (const Candidate& candidate : candidates()) all.push_back(candidate.kernels);
+  return all;
+}
+
+std::vector<const Kernels*> usable_kernels() {
+  std::vector<const Kernels*> usable;
+  for (const Candidate& candidate : candidates()) {
+    if (candidate.usable) usable.push_back(candidate.kernels);
+  }
+  return usable;
+}
+
+const Kernels& kernels_named(const std::string& name) {
+  if (!name.empty()) return find(name, "the instruction set");
+  static const Kernels& chosen = [&]() -> const Kernels& {
+    const char* wanted = std::getenv("SOFTLOOKUP_ISA");
+    return wanted && *wanted ? find(wanted, "SOFTLOOKUP_ISA") : *usable_kernels().back();
+  }();
+  return chosen;
+}
+
+}  // namespace softlookup

@@ -1,0 +1,210 @@
+// Two schedules, one arithmetic. With enough items for the threads, a thread folds an item's key blocks one after the
+// other. With few (decoding), blocks are computed by all threads, a window of them at a time, and each item's partial
+// results are then folded in the same order: the schedule changes, the bits do not.
+#include "driver.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "parallel.h"
+
+namespace softlookup {
+namespace {
+
+constexpr int64_t most_rows = 384;  // a packed tile of keys serves this many rows: packing costs about 1 %
+constexpr int64_t least_rows = 96;  // below, packing would show
+constexpr int64_t items_a_thread = 4;
+
+// Memory that a thread keeps between calls.
+struct Arena {
+  char* memory = nullptr;
+  int64_t capacity = 0;
+  bool lent = false;
+
+  Arena() = default;
+  ~Arena() { std::free(memory); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+};
+thread_local Arena scratch_arena;
+thread_local Arena state_arena;
+
+// The arena's memory for as long as this lives. A predicate may call the library again on the same thread: the inner
+// call finds the arena lent and gets memory of its own.
+class Lease {
+ public:
+  Lease(Arena& arena, int64_t bytes) : arena_(arena), own_(arena.lent) {
+    const int64_t rounded = (std::max<int64_t>(bytes, 1) + 4095) / 4096 * 4096;
+    if (own_) {
+      memory_ = allocate(rounded);
+      return;
+    }
+    if (rounded > arena.capacity) {
+      std::free(arena.memory);
+      arena.memory = allocate(rounded);
+      arena.capacity = arena.memory ? rounded : 0;
+    }
+    arena.lent = true;
+    memory_ = arena.memory;
+  }
+  ~Lease() {
+    if (own_) {
+      std::free(memory_);
+    } else {
+      arena_.lent = false;
+    }
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  char* memory() const { return memory_; }  // null where there is none
+
+ private:
+  static char* allocate(int64_t bytes) {
+    return static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(bytes)));
+  }
+
+  Arena& arena_;
+  bool own_;
+  char* memory_ = nullptr;
+};
+
+struct Plan {
+  const Problem& problem;
+  const Arithmetic& kernels;
+  int threads;
+  int64_t tile_queries = 1;  // queries of an item
+  int64_t tiles = 0;
+  int64_t items = 0;
+  int64_t scratch_bytes = 0;
+  int64_t state_bytes = 0;
+  std::atomic<bool> out_of_memory{false};
+
+  Plan(const Problem& problem_, const Arithmetic& kernels_, int threads_)
+      : problem(problem_), kernels(kernels_), threads(threads_) {
+    const int64_t group = problem.query_heads / problem.key_heads;
+    const int64_t heads = problem.batch * problem.key_heads;
+    int64_t rows = most_rows;
+    while (rows > least_rows && count_tiles(rows, group) * heads < items_a_thread * threads) rows /= 2;
+    tile_queries = std::max<int64_t>(1, rows / group);
+    tiles = count_tiles(rows, group);
+    items = heads * tiles;
+    const int64_t item_rows = std::min(tile_queries, problem.output_rows) * group;
+    scratch_bytes = kernels.scratch_bytes(problem, item_rows);
+    state_bytes = kernels.state_bytes(problem, item_rows);
+  }
+
+  int64_t count_tiles(int64_t rows, int64_t group) const {
+    const int64_t queries = std::max<int64_t>(1, rows / group);
+    return (problem.output_rows + queries - 1) / queries;
+  }
+
+  // The last queries first: under a causal mask they cost most, and long items at the end would leave threads idle.
+  Item item(int64_t index) const {
+    const int64_t heads = problem.batch * problem.key_heads;
+    const int64_t first = (tiles - 1 - index / heads) * tile_queries;
+    const int64_t head = index % heads;
+    return {head / problem.key_heads, head % problem.key_heads, first,
+            std::min(tile_queries, problem.output_rows - first)};
+  }
+};
+
+// Calls function(index, scratch) on the threads.
+template <class Function>
+void for_each(Plan& plan, int64_t count, Function function) {
+  const auto body = [&plan, &function](int64_t index) {
+    const Lease scratch(scratch_arena, plan.scratch_bytes);
+    if (scratch.memory()) {
+      function(index, scratch.memory());
+    } else {
+      plan.out_of_memory.store(true);
+    }
+  };
+  using Body = decltype(body);
+  parallel_for(
+      count, plan.threads, [](void* context, int64_t index) { (*static_cast<Body*>(context))(index); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+  if (plan.out_of_memory.load()) throw std::bad_alloc();
+}
+
+void attend_items(Plan& plan) {
+  for_each(plan, plan.items, [&plan](int64_t index, char* scratch) {
+    const Lease state(state_arena, plan.state_bytes);
+    if (!state.memory()) {
+      plan.out_of_memory.store(true);
+      return;
+    }
+    const Item item = plan.item(index);
+    plan.kernels.reset(plan.problem, item, state.memory());
+    plan.kernels.attend(plan.problem, item, plan.kernels.visible_blocks(plan.problem, item), state.memory(), scratch);
+    plan.kernels.finish(plan.problem, item, state.memory(), scratch);
+  });
+}
+
+// Few items: `window` blocks of every item at a time, each into a slot of its own.
+void attend_split(Plan& plan, int64_t window) {
+  const Problem& problem = plan.problem;
+  const Lease lease(state_arena, plan.state_bytes * plan.items * (window + 1));
+  if (!lease.memory()) throw std::bad_alloc();
+  char* states = lease.memory();
+  const auto slot = [&](int64_t item, int64_t place) {
+    return states + (item * (window + 1) + place) * plan.state_bytes;
+  };
+  int64_t most_blocks = 0;
+  for (int64_t index = 0; index < plan.items; ++index) {
+    const Item item = plan.item(index);
+    const BlockRange blocks = plan.kernels.visible_blocks(problem, item);
+    most_blocks = std::max(most_blocks, blocks.last - blocks.first);
+    plan.kernels.reset(problem, item, slot(index, 0));
+  }
+  for (int64_t start = 0; start < most_blocks; start += window) {
+    for_each(plan, plan.items * window, [&](int64_t index, char* scratch) {
+      const Item item = plan.item(index / window);
+      const BlockRange blocks = plan.kernels.visible_blocks(problem, item);
+      const int64_t block = blocks.first + start + index % window;
+      if (block >= blocks.last) return;
+      char* partial = slot(index / window, 1 + index % window);
+      plan.kernels.reset(problem, item, partial);
+      plan.kernels.attend(problem, item, {block, block + 1}, partial, scratch);
+    });
+    for (int64_t index = 0; index < plan.items; ++index) {
+      const Item item = plan.item(index);
+      const BlockRange blocks = plan.kernels.visible_blocks(problem, item);
+      const int64_t left = std::min(window, blocks.last - blocks.first - start);
+      for (int64_t place = 0; place < left; ++place) {
+        plan.kernels.fold(problem, item, slot(index, 0), slot(index, 1 + place));
+      }
+    }
+  }
+  for_each(plan, plan.items, [&](int64_t index, char* scratch) {
+    plan.kernels.finish(problem, plan.item(index), slot(index, 0), scratch);
+  });
+}
+
+}  // namespace
+
+void attend(const Problem& problem, const Kernels& kernels, Type type, int threads) {
+  if (problem.batch == 0 || problem.key_heads == 0 || problem.output_rows == 0) return;
+  Plan plan(problem, *kernels.arithmetic[static_cast<int>(type)], threads);
+  const int64_t blocks = (problem.keys + block_keys - 1) / block_keys;
+  if (threads == 1 || blocks <= 1 || plan.items >= items_a_thread * threads) {
+    attend_items(plan);
+  } else {
+    const int64_t window = (2 * items_a_thread * threads + plan.items - 1) / plan.items;
+    attend_split(plan, std::min(window, blocks + 1));
+  }
+}
+
+void scores(const Problem& problem, const Kernels& kernels, Type type, int threads) {
+  if (problem.batch == 0 || problem.key_heads == 0 || problem.output_rows == 0 || problem.keys == 0) return;
+  Plan plan(problem, *kernels.arithmetic[static_cast<int>(type)], threads);
+  const auto floor_block = [](int64_t position) { return position / block_keys - (position % block_keys < 0 ? 1 : 0); };
+  const BlockRange blocks = {floor_block(problem.key_start), floor_block(problem.key_start + problem.keys - 1) + 1};
+  for_each(plan, plan.items,
+           [&](int64_t index, char* scratch) { plan.kernels.scores(problem, plan.item(index), blocks, scratch); });
+}
+
+}  // namespace softlookup

@@ -1,0 +1,12 @@
+// Cuts a problem into items and runs them on the threads.
+#pragma once
+
+#include "kernels.h"
+
+namespace softlookup {
+
+// `type` is the type of q, k and v. Both throw std::bad_alloc; what a predicate raised is found in its own context.
+void attend(const Problem& problem, const Kernels& kernels, Type type, int threads);
+void scores(const Problem& problem, const Kernels& kernels, Type type, int threads);
+
+}  // namespace softlookup

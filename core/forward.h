@@ -1,0 +1,205 @@
+// The entry points of the forward pass: attend a range of blocks, fold partial results, finish rows, or write the
+// scores.
+#pragma once
+
+#include "attention.h"
+
+namespace softlookup::SOFTLOOKUP_ISA {
+namespace {
+
+inline int64_t rows_of(const Problem& problem, const Item& item) {
+  return item.queries * (problem.query_heads / problem.key_heads);
+}
+
+inline Rectangle rectangle_of(const Problem& problem, const Item& item, int64_t first_key, int64_t last_key) {
+  const Band queries = query_hull(problem, item.first_query, item.queries);
+  return {item.batch, queries.low, queries.high, first_key, last_key};
+}
+
+inline BlockRange visible_blocks(const Problem& problem, const Item& item) {
+  if (problem.keys == 0 || item.queries == 0) return {0, 0};
+  const Band keys = visible_keys(problem, rectangle_of(problem, item, 0, problem.keys - 1));
+  const int64_t low = larger(keys.low, 0);
+  const int64_t high = smaller(keys.high, problem.keys - 1);
+  if (low > high) return {0, 0};
+  return {block_of(problem.key_start + low), block_of(problem.key_start + high) + 1};
+}
+
+// What the item sees of the current block, from positions alone.
+template <class P>
+Label label_of_block(const Run<P>& run) {
+  const int64_t first = run.block * block_keys - run.problem.key_start;
+  const int64_t low = larger(0, first);
+  const int64_t high = smaller(run.problem.keys, first + block_keys) - 1;
+  return label_of(run.problem, rectangle_of(run.problem, run.item, low, high));
+}
+
+// Asks every predicate about the item's rows and the block's keys, once for all strips.
+template <class P>
+bool predict(Run<P>& run) {
+  const Problem& problem = run.problem;
+  const int64_t group = problem.query_heads / problem.key_heads;
+  const int64_t start = query_start_of(problem, run.item.batch);
+  for (int64_t row = 0; row < run.rows; ++row) {
+    run.scratch.heads[row] = problem.head_offset + run.item.key_head * group + row % group;
+    run.scratch.positions[row] = start + query_index(problem, run.item.first_query + row / group);
+  }
+  const int64_t first = run.block * block_keys;
+  const int64_t low = larger(first, problem.key_start);
+  const int64_t high = smaller(first + block_keys, problem.key_start + problem.keys);
+  for (int i = 0; i < problem.predicates; ++i) {
+    uint64_t* bits = run.scratch.predicted + i * run.rows * (block_keys / 64);
+    std::memset(bits, 0, static_cast<size_t>(run.rows * (block_keys / 64)) * sizeof(uint64_t));
+    const PredicateCall call = {
+        i, run.item.batch, run.scratch.heads, run.scratch.positions, run.rows, low, high - low, low - first, bits};
+    if (!problem.predicate(problem.predicate_context, call)) return false;
+  }
+  return true;
+}
+
+// Enters the next block: false where the item sees nothing of it, or the run was stopped.
+template <class P>
+bool enter_block(Run<P>& run, int64_t block) {
+  run.start_block(block);
+  if (label_of_block(run) == Label::empty) return false;
+  return run.problem.predicates == 0 || predict(run);
+}
+
+template <class P>
+void reset(const Problem& problem, const Item& item, char* memory) {
+  Carver carver(memory);
+  State<P>(problem, rows_of(problem, item), carver).reset(rows_of(problem, item));
+}
+
+template <class P>
+void attend(const Problem& problem, const Item& item, BlockRange blocks, char* state_memory, char* scratch) {
+  const SubnormalsAreZero mode;
+  Run<P> run(problem, item, scratch);
+  Carver carver(state_memory);
+  State<P> state(problem, run.rows, carver);
+  pack_queries(run);
+  for (int64_t block = blocks.first; block < blocks.last; ++block) {
+    if (problem.stopped(problem.predicate_context)) return;
+    if (!enter_block(run, block)) continue;
+    for (int64_t index = 0; index < run.strips; ++index) {
+      const Strip strip = run.strip_at(index);
+      attend_strip(run, strip, false);
+      // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
+      if (!all_finite(run.scratch.partial, strip.rows)) attend_strip(run, strip, true);
+      for (int row = 0; row < strip.rows; ++row) fold_row(state, strip.first_row + row, run.scratch.partial, row);
+    }
+  }
+}
+
+template <class P>
+void fold(const Problem& problem, const Item& item, char* state_memory, const char* next_memory) {
+  const SubnormalsAreZero mode;
+  const int64_t rows = rows_of(problem, item);
+  Carver carver(state_memory);
+  Carver next_carver(const_cast<char*>(next_memory));
+  State<P> state(problem, rows, carver);
+  const State<P> next(problem, rows, next_carver);
+  for (int64_t row = 0; row < rows; ++row) fold_row(state, row, next, row);
+}
+
+template <class P>
+void write_moments(const State<P>& state, int64_t row, double* target) {
+  const RowMoments& moments = state.moments[row];
+  target[moment_maximum] = static_cast<double>(state.maximum[row]);
+  target[moment_sum] = static_cast<double>(state.sum[row]);
+  target[moment_first] = moments.first;
+  target[moment_second] = moments.second;
+  target[moment_squares] = moments.squares;
+  target[moment_column] = moments.column;
+  target[moment_argmax] = moments.argmax;
+  target[moment_visible] = static_cast<double>(state.visible[row]);
+  target[moment_first_score] = moments.first_score;
+}
+
+template <class T>
+void store_row(const Tensor& out, char* target, const T* row, int64_t width) {
+  if (out.column == static_cast<int64_t>(sizeof(T)) && size_of(out.type) == sizeof(T)) {
+    std::memcpy(target, row, static_cast<size_t>(width) * sizeof(T));
+    return;
+  }
+  for (int64_t column = 0; column < width; ++column)
+    put_number(out.type, target + column * out.column, static_cast<double>(row[column]));
+}
+
+// Divides by the sum, with the head's sink in it, rounds once to the output's type and stores.
+template <class P>
+void finish(const Problem& problem, const Item& item, char* state_memory, char* scratch) {
+  using T = typename P::Number;
+  const SubnormalsAreZero mode;
+  const int64_t rows = rows_of(problem, item);
+  Carver carver(state_memory);
+  State<P> state(problem, rows, carver);
+  T* values = reinterpret_cast<T*>(scratch);
+  const Strip all = {&problem, &item, 0, static_cast<int>(rows)};
+  char* data = problem.out.data + batch_offset(problem, problem.out, item.batch);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t head = all.head(static_cast<int>(row));
+    const int64_t query = item.first_query + row / all.group();
+    const T before = state.maximum[row];
+    const T sink = problem.sinks ? static_cast<T>(problem.sinks[head]) : -Constants<T>::infinity;
+    const T after = sink > before ? sink : before;
+    const T shift = after == -Constants<T>::infinity ? T{0} : after;
+    const T factor = before == after ? T{1} : exp_nonpositive(before - shift);
+    const T sum = state.sum[row] * factor + (problem.sinks ? exp_nonpositive(sink - shift) : T{0});
+    const T* source = state.accumulator + row * state.width;
+    for (int64_t column = 0; column < state.width; column += lanes<T>) {
+      const Vector<T> quotient = load(source + column) * splat(factor) / splat(sum);
+      store(values + column, state.visible[row] ? quotient : Vector<T>{});
+    }
+    store_row(problem.out, data + head * problem.out.head + query * problem.out.row, values, problem.value_width);
+    if (problem.moments) {
+      const int64_t place = (item.batch * problem.query_heads + head) * problem.queries + query;
+      write_moments(state, row, problem.moments + place * moment_count);
+    }
+  }
+}
+
+template <class T>
+void store_scores(const Problem& problem, const Item& item, const Strip& strip, const Tile& tile, const T* scores,
+                  bool nothing_seen) {
+  const Tensor& out = problem.out;
+  char* data = out.data + batch_offset(problem, out, item.batch);
+  for (int row = 0; row < strip.rows; ++row) {
+    const int64_t place = item.first_query + (strip.first_row + row) / strip.group();
+    char* target = data + strip.head(row) * out.head + place * out.row + tile.first_key * out.column;
+    for (int64_t key = tile.low; key < tile.high; ++key) {
+      const T score = nothing_seen ? -Constants<T>::infinity : scores[row * tile_keys + key];
+      put_number(out.type, target + key * out.column, static_cast<double>(score));
+    }
+  }
+}
+
+// Writes the edited scores of an item's rows, -inf where hidden: the weights that a user asks to see start from them.
+template <class P>
+void scores(const Problem& problem, const Item& item, BlockRange blocks, char* scratch) {
+  const SubnormalsAreZero mode;
+  Run<P> run(problem, item, scratch);
+  pack_queries(run);
+  for (int64_t block = blocks.first; block < blocks.last; ++block) {
+    if (problem.stopped(problem.predicate_context)) return;
+    const bool seen = enter_block(run, block);
+    for (int64_t index = 0; index < run.strips; ++index) {
+      const Strip strip = run.strip_at(index);
+      for (int64_t place = 0; place < block_tiles; ++place) {
+        const Tile tile = tile_at(problem, block, place);
+        if (tile.low >= tile.high) continue;
+        Visible visible = seen ? see(run, strip, tile) : Visible{0, 0, false};
+        const bool nothing = visible.first >= visible.last;
+        if (!nothing) {
+          visible = {0, tile_keys, visible.whole};
+          score_tile(run, strip, tile, visible);
+          edit_scores(run, strip, visible, vectors_of<P>(visible));
+        }
+        store_scores(problem, item, strip, tile, run.scratch.scores, nothing);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace softlookup::SOFTLOOKUP_ISA

@@ -1,0 +1,31 @@
+// The kernels of one instruction set: this file is compiled once for each, with its flags and SOFTLOOKUP_ISA as its
+// name.
+#include "forward.h"
+
+namespace softlookup {
+namespace SOFTLOOKUP_ISA {
+namespace {
+
+template <class P>
+constexpr Arithmetic arithmetic = {strip_rows, scratch_bytes<P>, state_bytes<P>, visible_blocks, reset<P>,
+                                   attend<P>,  fold<P>,          finish<P>,      scores<P>};
+
+#if SOFTLOOKUP_BFLOAT16_DOT
+using Bfloat16 = PairedBfloat16;
+#else
+using Bfloat16 = Plain<float>;
+#endif
+
+#define SOFTLOOKUP_TEXT_OF(name) #name
+#define SOFTLOOKUP_TEXT(name) SOFTLOOKUP_TEXT_OF(name)
+
+}  // namespace
+
+// In the order of Type.
+extern const Kernels kernels;
+const Kernels kernels = {
+    SOFTLOOKUP_TEXT(SOFTLOOKUP_ISA),
+    {&arithmetic<Plain<float>>, &arithmetic<Plain<double>>, &arithmetic<Plain<float>>, &arithmetic<Bfloat16>}};
+
+}  // namespace SOFTLOOKUP_ISA
+}  // namespace softlookup

@@ -1,0 +1,141 @@
+// What the driver and the kernels of one instruction set say to each other: plain structs, and the table of function
+// pointers that each instruction set fills. No standard-library templates here: this header is compiled with every
+// instruction set's flags, and a shared inline function could end up in the binary with the wrong ones.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace softlookup {
+
+enum class Type : int { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
+
+constexpr int64_t size_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
+
+// The bits rule: keys fall into blocks of 512 at absolute positions, each of four tiles of 128 keys.
+constexpr int64_t block_keys = 512;
+constexpr int64_t tile_keys = 128;
+constexpr int64_t block_tiles = block_keys / tile_keys;
+
+constexpr int most_leading_axes = 61;
+constexpr int most_mask_nodes = 64;
+constexpr int most_predicates = 8;
+
+// Numbers kept for every row when statistics are asked for; the order is the one that Python reads.
+enum Moment : int {
+  moment_maximum,
+  moment_sum,
+  moment_first,
+  moment_second,
+  moment_squares,
+  moment_column,
+  moment_argmax,
+  moment_visible,
+  moment_first_score,
+  moment_count
+};
+
+// An array [leading..., heads, rows, columns] with strides in bytes.
+struct Tensor {
+  char* data = nullptr;
+  Type type = Type::float32;
+  int64_t column = 0;
+  int64_t row = 0;
+  int64_t head = 0;
+  int64_t leading[most_leading_axes] = {};
+};
+
+enum class MaskKind { full, window, lengths, dense, predicate, conjunction, disjunction, negation };
+
+constexpr int64_t unlimited = int64_t{1} << 61;
+
+// One step of a mask in postfix order.
+struct MaskNode {
+  MaskKind kind = MaskKind::full;
+  int64_t left = unlimited;  // window
+  int64_t right = unlimited;
+  const int64_t* key_lengths = nullptr;  // lengths; a step of 0 means one length for the whole batch
+  const int64_t* query_lengths = nullptr;
+  int64_t key_lengths_step = 0;
+  int64_t query_lengths_step = 0;
+  bool padded_left = false;
+  Tensor dense;       // one byte an element
+  int predicate = 0;  // index among the predicates
+};
+
+// A predicate fills bits [rows][block words] for keys first_key .. first_key + keys of one block; false stops the run.
+struct PredicateCall {
+  int predicate;
+  int64_t batch;
+  const int64_t* heads;    // [rows]
+  const int64_t* queries;  // [rows], absolute positions
+  int64_t rows;
+  int64_t first_key;  // absolute position
+  int64_t keys;
+  int64_t first_bit;  // bit of first_key within the block
+  uint64_t* bits;
+};
+using PredicateFunction = bool (*)(void* context, const PredicateCall& call);
+
+struct Problem {
+  int leading_axes = 0;
+  int64_t leading_shape[most_leading_axes] = {};
+  int64_t batch = 1;
+  int64_t query_heads = 0;
+  int64_t key_heads = 0;
+  int64_t queries = 0;  // N
+  int64_t keys = 0;     // M
+  int64_t width = 0;    // d_k
+  int64_t value_width = 0;
+  Tensor query, key, value, out, bias;  // bias.data is null where there is none
+  const double* sinks = nullptr;        // [query_heads]
+  double scale = 1.0;
+  double softcap = 0.0;  // 0: none
+  const int64_t* query_start = nullptr;
+  int64_t query_start_step = 0;
+  int64_t key_start = 0;
+  const MaskNode* mask = nullptr;
+  int mask_nodes = 0;  // 0: everything is visible
+  int predicates = 0;
+  int64_t output_rows = 0;        // rows of `out`: N, or for `scores` the number of chosen rows
+  const int64_t* rows = nullptr;  // for `scores`: local query index of each row of `out`; null: its own
+  int64_t head_offset = 0;
+  double* moments = nullptr;  // [batch, query_heads, queries, moment_count]
+  PredicateFunction predicate = nullptr;
+  void* predicate_context = nullptr;
+  bool (*stopped)(void* context) = nullptr;
+};
+
+// The unit of work: some queries of one batch item, with all query heads of one key head as rows (query-major).
+struct Item {
+  int64_t batch = 0;
+  int64_t key_head = 0;
+  int64_t first_query = 0;
+  int64_t queries = 0;
+};
+
+struct BlockRange {
+  int64_t first = 0;
+  int64_t last = 0;  // one past the end
+};
+
+// The kernels of one arithmetic (float32, float64, or pairs of bfloat16) under one instruction set.
+struct Arithmetic {
+  int strip_rows;                                                  // query rows that share one pass over a tile
+  int64_t (*scratch_bytes)(const Problem& problem, int64_t rows);  // per thread
+  int64_t (*state_bytes)(const Problem& problem, int64_t rows);    // one partial result
+  BlockRange (*visible_blocks)(const Problem& problem, const Item& item);
+  void (*reset)(const Problem& problem, const Item& item, char* state);
+  // Folds the blocks of a range into the state, left to right.
+  void (*attend)(const Problem& problem, const Item& item, BlockRange blocks, char* state, char* scratch);
+  void (*fold)(const Problem& problem, const Item& item, char* state, const char* next);
+  void (*finish)(const Problem& problem, const Item& item, char* state, char* scratch);
+  void (*scores)(const Problem& problem, const Item& item, BlockRange blocks, char* scratch);
+};
+
+struct Kernels {
+  const char* name;
+  const Arithmetic* arithmetic[4];  // by Type of q, k and v
+};
+
+}  // namespace softlookup

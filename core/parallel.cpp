@@ -1,0 +1,155 @@
+// Two pools that spin against each other cost tens of percent of a decoding step, so when libgomp is already in the
+// process (PyTorch brings it) its team is used: found among the loaded libraries, never linked to. After a fork libgomp
+// hangs in the child; the child therefore uses a fresh pool of our own.
+#include "parallel.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace softlookup {
+namespace {
+
+struct Job {
+  int64_t count;
+  void (*body)(void* context, int64_t index);
+  void* context;
+  std::atomic<int64_t> next{0};
+};
+
+void work(Job& job) {
+  for (int64_t index = job.next.fetch_add(1); index < job.count; index = job.next.fetch_add(1)) {
+    job.body(job.context, index);
+  }
+}
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+class Pool {
+ public:
+  void run(Job& job, int helpers) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      helpers = grow(helpers);
+      job_ = &job;
+      wanted_ = helpers;
+      running_ = helpers;
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    work(job);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+  }
+
+ private:
+  // As many workers as the system gives, up to what is wanted.
+  int grow(int helpers) {
+    while (workers_ < helpers) {
+      try {
+        std::thread(&Pool::serve, this, workers_, generation_.load()).detach();
+      } catch (const std::system_error&) {
+        return workers_;
+      }
+      ++workers_;
+    }
+    return helpers;
+  }
+
+  void serve(int number, uint64_t seen) {
+    constexpr int spins = 500;  // some tens of microseconds: the gap between two layers of a small model
+    for (;;) {
+      for (int i = 0; i < spins && generation_.load(std::memory_order_acquire) == seen; ++i) pause();
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this, seen] { return generation_.load() != seen; });
+      seen = generation_.load();
+      if (number >= wanted_) continue;
+      Job& job = *job_;
+      lock.unlock();
+      work(job);
+      lock.lock();
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<uint64_t> generation_{0};
+  Job* job_ = nullptr;
+  int wanted_ = 0;
+  int running_ = 0;
+  int workers_ = 0;
+};
+
+struct Threads {
+  Pool* pool = new Pool;  // never destroyed: its workers may outlive the interpreter
+  std::atomic<bool> busy{false};
+  bool forked = false;
+};
+
+Threads& threads_of_process() {
+  static Threads* threads = [] {
+    auto* created = new Threads;
+    pthread_atfork(nullptr, nullptr, [] {
+      // The parent's workers do not exist here, and its locks may be held by nobody: both are left behind.
+      Threads& child = threads_of_process();
+      child.pool = new Pool;
+      child.busy.store(false);
+      child.forked = true;
+    });
+    return created;
+  }();
+  return *threads;
+}
+
+using OpenmpParallel = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+
+OpenmpParallel openmp_parallel() {
+  if (threads_of_process().forked) return nullptr;
+  static std::atomic<OpenmpParallel> found{nullptr};
+  if (OpenmpParallel known = found.load(std::memory_order_relaxed)) return known;
+  void* library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return nullptr;
+  const auto symbol = reinterpret_cast<OpenmpParallel>(dlsym(library, "GOMP_parallel"));
+  found.store(symbol, std::memory_order_relaxed);
+  return symbol;
+}
+
+}  // namespace
+
+void parallel_for(int64_t count, int threads, void (*body)(void* context, int64_t index), void* context) {
+  Job job{count, body, context};
+  const int team = static_cast<int>(count < threads ? count : threads);
+  Threads& process = threads_of_process();
+  if (team <= 1 || process.busy.exchange(true)) {
+    work(job);
+    return;
+  }
+  if (OpenmpParallel parallel = openmp_parallel()) {
+    parallel([](void* data) { work(*static_cast<Job*>(data)); }, &job, static_cast<unsigned>(team), 0);
+  } else {
+    process.pool->run(job, team - 1);
+  }
+  process.busy.store(false);
+}
+
+const char* thread_backend() { return openmp_parallel() ? "openmp" : "pool"; }
+
+}  // namespace softlookup

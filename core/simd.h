@@ -1,0 +1,353 @@
+// The vector type and its primitives for the instruction set that this translation unit is compiled for. Compiler
+// vector extensions carry the arithmetic; the few intrinsics of the project live here and nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace softlookup::SOFTLOOKUP_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int vector_bytes = 64;
+constexpr int strip_rows = 12;  // 12 rows x 2 vectors of accumulators, 2 operands, 1 broadcast: 27 of 32 registers
+constexpr int panel_vectors = 2;
+constexpr int registers = 32;
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32;
+constexpr int strip_rows = 6;
+constexpr int panel_vectors = 2;
+constexpr int registers = 16;
+#elif defined(__aarch64__)
+constexpr int vector_bytes = 16;
+constexpr int strip_rows = 6;
+constexpr int panel_vectors = 4;
+constexpr int registers = 32;
+#else
+constexpr int vector_bytes = 16;
+constexpr int strip_rows = 6;
+constexpr int panel_vectors = 2;
+constexpr int registers = 16;
+#endif
+static_assert(strip_rows * panel_vectors + panel_vectors + 1 <= registers, "the accumulators would spill");
+
+template <class T, int bytes = vector_bytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(bytes)));
+  typedef T unaligned __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+template <class T>
+constexpr int lanes = vector_bytes / static_cast<int>(sizeof(T));
+
+// The integer of the same width as a floating-point lane.
+template <class T>
+struct IntegerOf;
+template <>
+struct IntegerOf<float> {
+  using type = int32_t;
+};
+template <>
+struct IntegerOf<double> {
+  using type = int64_t;
+};
+template <class T>
+using Integer = typename IntegerOf<T>::type;
+
+template <class T>
+inline Vector<T> load(const T* source) {
+  return *reinterpret_cast<const typename VectorOf<T>::unaligned*>(source);
+}
+
+template <class T>
+inline void store(T* target, Vector<T> value) {
+  *reinterpret_cast<typename VectorOf<T>::unaligned*>(target) = value;
+}
+
+// Value minus zero is the value, -0 and NaN included, and compiles to one broadcast.
+template <class T>
+inline Vector<T> splat(T value) {
+  return value - Vector<T>{};
+}
+
+// 0, 1, 2, ... in the lanes.
+template <class T>
+inline Vector<T> ramp() {
+  Vector<T> result;
+  for (int lane = 0; lane < lanes<T>; ++lane) result[lane] = static_cast<T>(lane);
+  return result;
+}
+
+// Intrinsics in their masked form: GCC 12 warns of undefined lanes inside the plain ones.
+// One rounding where the instruction set has fused multiply-add; the baseline x86-64 set has none and rounds twice.
+#if defined(__AVX512F__)
+inline Vector<float> fma(Vector<float> a, Vector<float> b, Vector<float> c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vector<double> fma(Vector<double> a, Vector<double> b, Vector<double> c) { return _mm512_fmadd_pd(a, b, c); }
+inline Vector<float> maximum(Vector<float> a, Vector<float> b) { return _mm512_maskz_max_ps(0xffff, a, b); }
+inline Vector<double> maximum(Vector<double> a, Vector<double> b) { return _mm512_maskz_max_pd(0xff, a, b); }
+#elif defined(__AVX2__)
+inline Vector<float> fma(Vector<float> a, Vector<float> b, Vector<float> c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vector<double> fma(Vector<double> a, Vector<double> b, Vector<double> c) { return _mm256_fmadd_pd(a, b, c); }
+inline Vector<float> maximum(Vector<float> a, Vector<float> b) { return _mm256_max_ps(a, b); }
+inline Vector<double> maximum(Vector<double> a, Vector<double> b) { return _mm256_max_pd(a, b); }
+#elif defined(__x86_64__)
+template <class V>
+inline V fma(V a, V b, V c) {
+  return a * b + c;
+}
+inline Vector<float> maximum(Vector<float> a, Vector<float> b) { return _mm_max_ps(a, b); }
+inline Vector<double> maximum(Vector<double> a, Vector<double> b) { return _mm_max_pd(a, b); }
+#elif defined(__aarch64__)
+inline Vector<float> fma(Vector<float> a, Vector<float> b, Vector<float> c) {
+  return (Vector<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+inline Vector<double> fma(Vector<double> a, Vector<double> b, Vector<double> c) {
+  return (Vector<double>)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+}
+template <class V>
+inline V maximum(V a, V b) {
+  return a > b ? a : b;  // as on x86: where either is NaN, the second
+}
+#endif
+
+// ---- shuffles: interleaving two vectors, and halving one ----
+
+template <int count>
+struct Shuffle;
+template <>
+struct Shuffle<2> {
+  template <class V>
+  static V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 2);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 1, 3);
+  }
+};
+template <>
+struct Shuffle<4> {
+  template <class V>
+  static V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  }
+};
+template <>
+struct Shuffle<8> {
+  template <class V>
+  static V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+};
+template <>
+struct Shuffle<16> {
+  template <class V>
+  static V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  }
+};
+
+// Transposes lanes x lanes elements: log2(lanes) rounds in which row i is interleaved with row i + lanes / 2.
+template <class T>
+inline void transpose(Vector<T> (&rows)[lanes<T>]) {
+  constexpr int count = lanes<T>;
+  Vector<T> mixed[count];
+#pragma GCC unroll 4
+  for (int round = 1; round < count; round *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count / 2; ++i) {
+      mixed[2 * i] = Shuffle<count>::low(rows[i], rows[i + count / 2]);
+      mixed[2 * i + 1] = Shuffle<count>::high(rows[i], rows[i + count / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < count; ++i) rows[i] = mixed[i];
+  }
+}
+
+struct Add {
+  template <class V>
+  static V apply(V a, V b) {
+    return a + b;
+  }
+};
+struct Larger {
+  template <class V>
+  static V apply(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+
+// Reduces the lanes by halving: the same tree for every caller, so that a sum's bits do not depend on who asks.
+template <class Operation, class T, int bytes>
+inline T reduce(typename VectorOf<T, bytes>::type value) {
+  if constexpr (bytes == sizeof(T)) {
+    return value[0];
+  } else if constexpr (bytes == 2 * sizeof(T)) {
+    const T low = value[0];
+    const T high = value[1];
+    return Operation::apply(low, high);
+  } else {
+    using Half = typename VectorOf<T, bytes / 2>::type;
+    Half halves[2];
+    std::memcpy(halves, &value, sizeof value);
+    return reduce<Operation, T, bytes / 2>(Operation::apply(halves[0], halves[1]));
+  }
+}
+template <class T>
+inline T sum_of(Vector<T> value) {
+  return reduce<Add, T, vector_bytes>(value);
+}
+template <class T>
+inline T largest_of(Vector<T> value) {
+  return reduce<Larger, T, vector_bytes>(value);
+}
+
+// Keeps the lanes whose bit is set, replaces the others.
+template <class T>
+inline Vector<T> select(uint32_t bits, Vector<T> value, Vector<T> otherwise) {
+  using Lane = Integer<T>;
+  Vector<Lane> bit;
+  for (int lane = 0; lane < lanes<T>; ++lane) bit[lane] = Lane{1} << lane;
+  return (splat(static_cast<Lane>(bits)) & bit) != 0 ? value : otherwise;
+}
+
+// ---- half-precision types ----
+
+inline float float_of_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float float_of_bfloat16(uint16_t bits) { return float_of_bits(uint32_t{bits} << 16); }
+
+// To nearest, ties to even; NaN stays NaN (a payload in the low half must not round to infinity).
+inline uint16_t bfloat16_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// In integers, because a subnormal float16 must survive denormals-are-zero.
+inline float float_of_float16(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 31u;
+  const uint32_t mantissa = half & 1023u;
+  if (exponent == 31) return float_of_bits(sign | 0x7f800000u | (mantissa << 13) | (mantissa ? 0x400000u : 0u));
+  if (exponent != 0) return float_of_bits(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
+}
+
+inline uint16_t float16_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude >= 0x38800000u) {
+    const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+  }
+  if (magnitude < 0x33000000u) return static_cast<uint16_t>(sign);
+  const int shift = 126 - static_cast<int>(magnitude >> 23);  // 14 .. 24: the subnormal's bits below its last place
+  const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+  const uint32_t kept = mantissa >> shift;
+  const uint32_t rest = mantissa & ((1u << shift) - 1u);
+  const uint32_t half_way = 1u << (shift - 1);
+  const uint32_t up = rest > half_way || (rest == half_way && (kept & 1u)) ? 1u : 0u;
+  return static_cast<uint16_t>(sign | (kept + up));
+}
+
+inline Vector<float> load_float16(const char* source) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+#elif defined(__aarch64__)
+  return (Vector<float>)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(source))));
+#else
+  Vector<float> result;
+  for (int lane = 0; lane < lanes<float>; ++lane) {
+    uint16_t half;
+    std::memcpy(&half, source + 2 * lane, sizeof half);
+    result[lane] = float_of_float16(half);
+  }
+  return result;
+#endif
+}
+
+// 16-bit lanes, as many as a vector has 32-bit lanes, zero-extended.
+inline Vector<uint32_t> load_halves(const char* source) {
+  typename VectorOf<uint16_t, vector_bytes / 2>::type halves;
+  std::memcpy(&halves, source, sizeof halves);
+  return __builtin_convertvector(halves, Vector<uint32_t>);
+}
+
+inline Vector<float> load_bfloat16(const char* source) { return (Vector<float>)(load_halves(source) << 16); }
+
+#if defined(__AVX512BF16__)
+#define SOFTLOOKUP_BFLOAT16_DOT 1
+// c + a1 b1 + a0 b0 per 32-bit lane, bfloat16 products in float32.
+inline Vector<float> dot_bfloat16(Vector<uint32_t> a, Vector<uint32_t> b, Vector<float> c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+// Rounds a vector to bfloat16 and stores it in half the bytes.
+inline void store_bfloat16(uint16_t* target, Vector<float> value) {
+  const __m256bh rounded = _mm512_cvtneps_pbh(value);
+  std::memcpy(target, &rounded, sizeof rounded);
+}
+#else
+#define SOFTLOOKUP_BFLOAT16_DOT 0
+#endif
+
+// Subnormals cost a hundred cycles each and would make the speed depend on the data: they are zero inside a work item,
+// and the caller's setting comes back afterwards.
+class SubnormalsAreZero {
+ public:
+#if defined(__x86_64__)
+  SubnormalsAreZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~SubnormalsAreZero() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  SubnormalsAreZero() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t{1} << 24)));
+  }
+  ~SubnormalsAreZero() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+  SubnormalsAreZero(const SubnormalsAreZero&) = delete;
+  SubnormalsAreZero& operator=(const SubnormalsAreZero&) = delete;
+};
+
+}  // namespace
+}  // namespace softlookup::SOFTLOOKUP_ISA

@@ -1,0 +1,241 @@
+// How keys, values and queries lie in the packed panels that the product reads, for each arithmetic. A unit is what one
+// 32-bit (or 64-bit) broadcast carries: one float or double, or a pair of bfloat16. Everything else is written once
+// over it.
+#pragma once
+
+#include "elementary.h"
+#include "kernels.h"
+
+namespace softlookup::SOFTLOOKUP_ISA {
+namespace {
+
+// A view [rows, columns] of one head; strides in bytes.
+struct Matrix {
+  const char* data;
+  int64_t row;
+  int64_t column;
+  int64_t rows;
+  int64_t columns;
+  Type type;
+
+  const char* at(int64_t r, int64_t c) const { return data + r * row + c * column; }
+};
+
+template <class T>
+inline T number_at(Type type, const char* source) {
+  if (type == Type::float64) {
+    double value;
+    std::memcpy(&value, source, sizeof value);
+    return static_cast<T>(value);
+  }
+  if (type == Type::float32) {
+    float value;
+    std::memcpy(&value, source, sizeof value);
+    return static_cast<T>(value);
+  }
+  uint16_t bits;
+  std::memcpy(&bits, source, sizeof bits);
+  return static_cast<T>(type == Type::float16 ? float_of_float16(bits) : float_of_bfloat16(bits));
+}
+
+inline void put_number(Type type, char* target, double value) {
+  if (type == Type::float64) {
+    std::memcpy(target, &value, sizeof value);
+  } else if (type == Type::float32) {
+    const float narrow = static_cast<float>(value);
+    std::memcpy(target, &narrow, sizeof narrow);
+  } else {
+    const float narrow = static_cast<float>(value);
+    const uint16_t bits = type == Type::float16 ? float16_of_float(narrow) : bfloat16_of_float(narrow);
+    std::memcpy(target, &bits, sizeof bits);
+  }
+}
+
+// One float or double a unit; half-precision sources are widened when they are packed.
+template <class T>
+struct Plain {
+  using Number = T;
+  using Unit = T;
+  static constexpr int products = 1;
+
+  static Vector<T> multiply_add(Unit a, Vector<Unit> b, Vector<T> c) { return fma(splat(a), b, c); }
+
+  // As many units as a vector holds, from contiguous elements.
+  static Vector<Unit> load_units(Type type, const char* source) {
+    if constexpr (sizeof(T) == 4) {
+      if (type == Type::float16) return load_float16(source);
+      if (type == Type::bfloat16) return load_bfloat16(source);
+    }
+    return load(reinterpret_cast<const T*>(source));
+  }
+
+  // The unit of a row of values: nothing to pair.
+  static Vector<Unit> join_rows(Type type, const char* const (&rows)[1]) { return load_units(type, rows[0]); }
+
+  static void store_weights(Unit* row, int64_t key, Vector<T> weights) { store(row + key, weights); }
+  static T weight_at(const Unit* row, int64_t key) { return row[key]; }
+  static void set_weight(Unit* row, int64_t key, T weight) { row[key] = weight; }
+
+  static Unit query_unit(Type type, const char* source, int64_t, int64_t) { return number_at<T>(type, source); }
+
+  // Of a vector of value units: which halves belong to a visible key, and whether one of them is not finite.
+  static Vector<Unit> keep(Vector<Unit> units, const bool (&visible)[1]) { return visible[0] ? units : Vector<Unit>{}; }
+  static bool finite(Vector<Unit> units, int) {
+    const Vector<T> nothing = units - units;
+    return sum_of<T>(nothing) == T{0};
+  }
+};
+
+#if SOFTLOOKUP_BFLOAT16_DOT
+// Two bfloat16 a unit, multiplied and added by one instruction: neighbours in d for the scores, neighbouring keys for
+// the weighted sum.
+struct PairedBfloat16 {
+  using Number = float;
+  using Unit = uint32_t;
+  static constexpr int products = 2;
+
+  static Vector<float> multiply_add(Unit a, Vector<Unit> b, Vector<float> c) { return dot_bfloat16(splat(a), b, c); }
+
+  static Vector<Unit> load_units(Type, const char* source) { return load(reinterpret_cast<const Unit*>(source)); }
+
+  static Vector<Unit> join_rows(Type, const char* const (&rows)[2]) {
+    const Vector<Unit> even = rows[0] ? load_halves(rows[0]) : Vector<Unit>{};
+    const Vector<Unit> odd = rows[1] ? load_halves(rows[1]) : Vector<Unit>{};
+    return even | (odd << 16);
+  }
+
+  static void store_weights(Unit* row, int64_t key, Vector<float> weights) {
+    store_bfloat16(reinterpret_cast<uint16_t*>(row) + key, weights);
+  }
+  static float weight_at(const Unit* row, int64_t key) {
+    uint16_t bits;
+    std::memcpy(&bits, reinterpret_cast<const char*>(row) + 2 * key, sizeof bits);
+    return float_of_bfloat16(bits);
+  }
+  static void set_weight(Unit* row, int64_t key, float weight) {
+    const uint16_t bits = bfloat16_of_float(weight);
+    std::memcpy(reinterpret_cast<char*>(row) + 2 * key, &bits, sizeof bits);
+  }
+
+  static Unit query_unit(Type, const char* source, int64_t column, int64_t left) {
+    uint16_t halves[2] = {0, 0};
+    std::memcpy(&halves[0], source, 2);
+    if (left > 1) std::memcpy(&halves[1], source + column, 2);
+    return halves[0] | uint32_t{halves[1]} << 16;
+  }
+
+  static Vector<Unit> keep(Vector<Unit> units, const bool (&visible)[2]) {
+    return units & splat((visible[0] ? 0xffffu : 0u) | (visible[1] ? 0xffff0000u : 0u));
+  }
+  static bool finite(Vector<Unit> units, int product) {
+    const Vector<float> numbers = (Vector<float>)(product ? units & splat(0xffff0000u) : units << 16);
+    return sum_of<float>(numbers - numbers) == 0.0f;
+  }
+};
+#endif
+
+template <class P>
+constexpr int panel_lanes = panel_vectors * lanes<typename P::Number>;
+template <class P>
+constexpr int tile_panels = static_cast<int>(tile_keys) / panel_lanes<P>;
+static_assert(tile_keys % (panel_vectors * lanes<float>) == 0 && tile_keys % (panel_vectors * lanes<double>) == 0);
+
+template <class P>
+inline int64_t units_of(int64_t elements) {
+  return (elements + P::products - 1) / P::products;
+}
+template <class P>
+inline int64_t padded_width(int64_t value_width) {
+  return (value_width + panel_lanes<P> - 1) / panel_lanes<P> * panel_lanes<P>;
+}
+
+// Loads the units that start at an element of a contiguous row and fills what lies past its end with zeros: nothing is
+// read past the end.
+template <class P>
+inline Vector<typename P::Unit> load_some(Type type, const char* source, int64_t elements) {
+  using Unit = typename P::Unit;
+  constexpr int64_t whole = lanes<Unit> * P::products;
+  if (elements >= whole) return P::load_units(type, source);
+  alignas(64) char copy[64 * 2] = {};
+  std::memcpy(copy, source, static_cast<size_t>(elements * size_of(type)));
+  return P::load_units(type, copy);
+}
+
+// The row itself where its columns touch, else a copy of it in `copy`.
+inline const char* contiguous_row(const Matrix& matrix, int64_t row, char* copy) {
+  const char* source = matrix.at(row, 0);
+  const int64_t size = size_of(matrix.type);
+  if (matrix.column == size || matrix.columns <= 1) return source;
+  for (int64_t c = 0; c < matrix.columns; ++c) {
+    std::memcpy(copy + c * size, source + c * matrix.column, static_cast<size_t>(size));
+  }
+  return copy;
+}
+
+// Packs keys first .. first + panel_lanes as [units of d_k][panel_lanes], zeros where a key lies outside [0, rows).
+template <class P>
+void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, char* copies) {
+  using Unit = typename P::Unit;
+  constexpr int count = lanes<Unit>;
+  const int64_t units = units_of<P>(keys.columns);
+  const int64_t copy_bytes = keys.columns * size_of(keys.type);
+  for (int group = 0; group < panel_vectors; ++group) {
+    const char* sources[count];
+    for (int lane = 0; lane < count; ++lane) {
+      const int64_t key = first + group * count + lane;
+      const bool inside = key >= 0 && key < keys.rows;
+      sources[lane] = inside ? contiguous_row(keys, key, copies + lane * copy_bytes) : nullptr;
+    }
+    for (int64_t unit = 0; unit < units; unit += count) {
+      const int64_t element = unit * P::products;
+      Vector<Unit> square[count];
+      for (int lane = 0; lane < count; ++lane) {
+        square[lane] = sources[lane] ? load_some<P>(keys.type, sources[lane] + element * size_of(keys.type),
+                                                    keys.columns - element)
+                                     : Vector<Unit>{};
+      }
+      transpose<Unit>(square);
+      Unit* target = panel + unit * panel_lanes<P> + group * count;
+      const int64_t filled = units - unit < count ? units - unit : count;
+      for (int64_t i = 0; i < filled; ++i) store(target + i * panel_lanes<P>, square[i]);
+    }
+  }
+}
+
+// Packs the values of one tile of a block, whose first key is `first`, as [panels of d_v][units of keys][panel_lanes].
+template <class P>
+void pack_value_tile(const Matrix& values, int64_t first, int64_t tile, typename P::Unit* block, char* copies) {
+  using Unit = typename P::Unit;
+  constexpr int count = lanes<Unit>;
+  const int64_t size = size_of(values.type);
+  const int64_t padded = padded_width<P>(values.columns);
+  for (int64_t unit = 0; unit < tile_keys / P::products; ++unit) {
+    const char* sources[P::products];
+    for (int product = 0; product < P::products; ++product) {
+      const int64_t key = first + unit * P::products + product;
+      const bool inside = key >= 0 && key < values.rows;
+      sources[product] = inside ? contiguous_row(values, key, copies + product * values.columns * size) : nullptr;
+    }
+    Unit* target = block + (tile * tile_keys / P::products + unit) * panel_lanes<P>;
+    for (int64_t column = 0; column < padded; column += count) {
+      const int64_t left = values.columns - column;
+      alignas(64) char partial[P::products][64] = {};
+      const char* pieces[P::products];
+      bool any = false;
+      for (int product = 0; product < P::products; ++product) {
+        pieces[product] = left > 0 && sources[product] ? sources[product] + column * size : nullptr;
+        if (pieces[product] && left < count) {
+          std::memcpy(partial[product], pieces[product], static_cast<size_t>(left * size));
+          pieces[product] = partial[product];
+        }
+        any = any || pieces[product];
+      }
+      const int64_t panel = column / panel_lanes<P>;
+      Unit* place = target + panel * (block_keys / P::products) * panel_lanes<P> + column % panel_lanes<P>;
+      store(place, any ? P::join_rows(values.type, pieces) : Vector<Unit>{});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace softlookup::SOFTLOOKUP_ISA

@@ -1,0 +1,127 @@
+// Memory of the forward pass: a partial result (state), which may travel between threads, and a thread's scratch. Both
+// are cut from one piece of memory that the driver provides; nothing is allocated here.
+#pragma once
+
+#include "storage.h"
+#include "tiles.h"
+
+namespace softlookup::SOFTLOOKUP_ISA {
+namespace {
+
+// Cuts aligned arrays from a piece of memory; started at null it only measures.
+class Carver {
+ public:
+  explicit Carver(char* memory) : start_(memory), next_(memory) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    T* taken = reinterpret_cast<T*>(next_);
+    next_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return taken;
+  }
+  int64_t bytes() const { return next_ - start_; }
+
+ private:
+  char* start_;
+  char* next_;
+};
+
+// Sums over the visible keys of one row beside the maximum and the sum, with t = s - maximum and p = e^t.
+struct RowMoments {
+  double first;        // sum t p
+  double second;       // sum t^2 p
+  double squares;      // sum p^2
+  double column;       // sum p times the key's local index
+  double argmax;       // lowest local index of the largest score; -1 where there is none
+  double first_score;  // score of local key 0; -inf where hidden
+};
+
+// A partial lookup of some rows: softmax numerators of a set of keys, and the weighted sum of its values.
+template <class P>
+struct State {
+  using T = typename P::Number;
+  T* maximum;           // [rows], -inf before any key
+  T* sum;               // [rows]
+  int64_t* visible;     // [rows]; emptiness comes from here, never from a score
+  T* accumulator;       // [rows, padded width of values]
+  RowMoments* moments;  // [rows], or null
+  int64_t width;
+
+  State(const Problem& problem, int64_t rows, Carver& carver) : width(padded_width<P>(problem.value_width)) {
+    maximum = carver.take<T>(rows);
+    sum = carver.take<T>(rows);
+    visible = carver.take<int64_t>(rows);
+    accumulator = carver.take<T>(rows * width);
+    RowMoments* taken = carver.take<RowMoments>(problem.moments ? rows : 0);
+    moments = problem.moments ? taken : nullptr;
+  }
+
+  void reset(int64_t rows) {
+    for (int64_t row = 0; row < rows; ++row) {
+      maximum[row] = -Constants<T>::infinity;
+      sum[row] = 0;
+      visible[row] = 0;
+      if (moments) moments[row] = {0, 0, 0, 0, -1, -Constants<double>::infinity};
+    }
+    std::memset(accumulator, 0, static_cast<size_t>(rows * width) * sizeof(T));
+  }
+};
+
+template <class P>
+struct Scratch {
+  using T = typename P::Number;
+  using Unit = typename P::Unit;
+
+  Unit* queries;        // strip after strip, each [units of d_k][rows of the strip]
+  Unit* keys;           // one block: [panels][units of d_k][panel_lanes]
+  Unit* values;         // one block: [panels of d_v][units of keys][panel_lanes]
+  T* scores;            // [strip_rows][tile_keys]
+  Unit* weights;        // [strip_rows][tile_keys / products]; over the scores where a unit is one number
+  T* bias;              // [strip_rows][tile_keys]
+  Bits* bits;           // [strip_rows]
+  T* rescale;           // [strip_rows]
+  Unit* clean_values;   // one panel of a tile without what is hidden
+  Unit* clean_weights;  // [tile_keys / products]
+  T* row;               // one row of output
+  char* copies;         // rows gathered from strided arrays
+  uint64_t* predicted;  // [predicates][rows][block_keys / 64]
+  int64_t* heads;       // [rows]
+  int64_t* positions;   // [rows]
+  State<P> partial;     // one block of one strip
+
+  Scratch(const Problem& problem, int64_t rows, Carver& carver)
+      : queries(carver.take<Unit>(rows * units_of<P>(problem.width))),
+        keys(carver.take<Unit>(block_keys * units_of<P>(problem.width))),
+        values(carver.take<Unit>(block_keys / P::products * padded_width<P>(problem.value_width))),
+        scores(carver.take<T>(strip_rows * tile_keys)),
+        weights(P::products == 1 ? reinterpret_cast<Unit*>(scores)
+                                 : carver.take<Unit>(strip_rows * tile_keys / P::products)),
+        bias(carver.take<T>(problem.bias.data ? strip_rows * tile_keys : 0)),
+        bits(carver.take<Bits>(strip_rows)),
+        rescale(carver.take<T>(strip_rows)),
+        clean_values(carver.take<Unit>(tile_keys / P::products * panel_lanes<P>)),
+        clean_weights(carver.take<Unit>(tile_keys / P::products)),
+        row(carver.take<T>(padded_width<P>(problem.value_width))),
+        copies(carver.take<char>(lanes<Unit> * 8 * larger(problem.width, problem.value_width))),
+        predicted(carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64))),
+        heads(carver.take<int64_t>(problem.predicates ? rows : 0)),
+        positions(carver.take<int64_t>(problem.predicates ? rows : 0)),
+        partial(problem, strip_rows, carver) {}
+};
+
+template <class P>
+int64_t scratch_bytes(const Problem& problem, int64_t rows) {
+  Carver carver(nullptr);
+  Scratch<P> scratch(problem, rows, carver);
+  return carver.bytes();
+}
+
+template <class P>
+int64_t state_bytes(const Problem& problem, int64_t rows) {
+  Carver carver(nullptr);
+  State<P> state(problem, rows, carver);
+  return carver.bytes();
+}
+
+}  // namespace
+}  // namespace softlookup::SOFTLOOKUP_ISA
