@@ -1,0 +1,223 @@
+"""The checks of arrays: what is an array here, which types it may have, and how the shapes of a call fit together.
+
+Shapes are read as [..., H, N, d]; an array with 2 axes is one head. Nothing is converted: a wrong type is an error that
+says how to convert it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from softlookup._problems import Problems, describe
+from softlookup._types import BFLOAT16, EXPECTED, NAMES, code_of, core_view
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Shapes(NamedTuple):
+    """The sizes of one call.
+
+    leading: axes before the heads. axes: how many axes a mask or bias may have, beside 2. single: q, k and v have 2
+    axes, one head without an axis for it. spread: some array lacks a head axis or leading axes.
+    """
+
+    leading: Shape
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    width: int
+    axes: tuple[int, int]
+    single: bool
+    spread: bool
+    rows: tuple[int, int, int]  # [B, Hq, N], B all leading axes
+    scores: Shape  # [..., Hq, N, M]
+    out: Shape  # [..., Hq, N, d_v], or [N, d_v] for a single head
+
+
+def plain_array(problems: Problems, name: str, value: object, example: str = "dtype=np.float32") -> bool:
+    """Whether the value is a NumPy array whose elements are what they seem: no subclass but a memory map."""
+    if type(value) is np.ndarray or type(value) is np.memmap:
+        return True
+    makers = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    fix = f"np.asarray({name}, {example})"
+    if "torch" in makers:
+        fix = (
+            f"{name}.numpy() (bfloat16: {name}.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)), "
+            "or softlookup.transformers for a whole model"
+        )
+    elif makers & {"jax", "jaxlib"}:
+        fix = f"np.asarray({name})"
+    elif isinstance(value, np.ma.MaskedArray):
+        fix = f"{name}.filled(0), and pass what it masks as mask= (True = may attend)"
+    elif isinstance(value, np.ndarray):
+        fix = f"np.asarray({name})"
+    problems.type(name, describe(value), "a numpy.ndarray", fix)
+    return False
+
+
+def float_code(problems: Problems, name: str, value: Any) -> int | None:
+    """The type code of an array that the core can read in place."""
+    if not plain_array(problems, name, value):
+        return None
+    dtype = value.dtype
+    code = code_of(dtype)
+    if code is None:
+        fix = f"{name}.astype(np.float32)"
+        if not dtype.isnative:
+            fix = f'{name}.astype({name}.dtype.newbyteorder("="))'
+        elif dtype == np.longdouble:
+            fix = f"{name}.astype(np.float64)"
+        elif dtype == np.uint16:
+            fix = f"{name}.view(ml_dtypes.bfloat16) if these are the bits of bfloat16, else {fix}"
+        elif dtype.kind == "c":
+            fix = f"{name}.real, or the parts side by side along the width"
+        problems.type(name, describe(value), EXPECTED, fix)
+    elif not value.flags.aligned:
+        found = f"{describe(value)} whose elements are not aligned in memory"
+        problems.value(name, found, "aligned elements", f"{name}.copy()")
+    return code
+
+
+def input_code(problems: Problems, q: Any, k: Any, v: Any) -> int | None:
+    """The type code of q, k and v. The common case is told at once; `one_type` is the rule."""
+    if type(q) is type(k) is type(v) is np.ndarray and q.dtype == k.dtype == v.dtype:
+        code = code_of(q.dtype)
+        if code is not None and q.flags.aligned and k.flags.aligned and v.flags.aligned:
+            return code
+    return one_type(problems, (("q", q), ("k", k), ("v", v)))
+
+
+def one_type(problems: Problems, arrays: tuple[tuple[str, Any], ...]) -> int | None:
+    """The type code that all the arrays share."""
+    codes = [float_code(problems, name, array) for name, array in arrays]
+    first = codes[0]
+    if None not in codes and codes.count(first) != len(codes):
+        names = ", ".join(name for name, _ in arrays)
+        found = ", ".join(str(array.dtype) for _, array in arrays)
+        problems.type(names, found, "one type for all of them", f"{arrays[-1][0]}.astype({arrays[0][0]}.dtype), or so")
+    return first if None not in codes else None
+
+
+def shapes(problems: Problems, q: Any, k: Any, v: Any) -> Shapes | None:
+    """The sizes of a call, from arrays that may still be of a wrong type."""
+    if not (isinstance(q, np.ndarray) and isinstance(k, np.ndarray) and isinstance(v, np.ndarray)):
+        return None
+    sizes = _sizes(q.shape, k.shape, v.shape)
+    if isinstance(sizes, Shapes):
+        return sizes
+    for problem in sizes:
+        problems.value(*problem)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _sizes(q: Shape, k: Shape, v: Shape) -> Shapes | list[tuple[str, str, str, str]]:
+    """The sizes, or what is wrong with the shapes. Kept, as calls come in great numbers of the same shapes."""
+    if min(len(q), len(k), len(v)) < 2:
+        return [
+            (name, f"shape {list(shape)}", "at least 2 axes, [..., H, N, d]", f"{name}[None, :] for a single row")
+            for name, shape in (("q", q), ("k", k), ("v", v))
+            if len(shape) < 2
+        ]
+    wrong = []
+    (heads, queries, width), (key_heads, keys, key_width), (value_heads, values, value_width) = (
+        shape[-3:] if len(shape) > 2 else (1, *shape) for shape in (q, k, v)
+    )
+    if width != key_width:
+        found = f"widths {width} and {key_width} (shapes {list(q)} and {list(k)})"
+        wrong.append(("q, k", found, "one width d_k, the last axis", "project both to the same width"))
+    if keys != values:
+        found = f"{keys} keys and {values} values (shapes {list(k)} and {list(v)})"
+        wrong.append(("k, v", found, "one value for each key, axis -2", "pass k and v of the same positions"))
+    if key_heads != value_heads:
+        found = f"{key_heads} and {value_heads} heads (shapes {list(k)} and {list(v)})"
+        wrong.append(("k, v", found, "the same number of heads, axis -3", "pass k and v of the same heads"))
+    if heads % key_heads if key_heads else heads:
+        found = f"{heads} query heads and {key_heads} key heads (shapes {list(q)} and {list(k)})"
+        fix = "pass heads in axis -3: x.swapaxes(-3, -2) reads [B, N, H, d] in place"
+        wrong.append(("q, k", found, "query heads a multiple of key heads", fix))
+    try:
+        leading = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
+    except ValueError:
+        found = f"leading axes {list(q[:-3])}, {list(k[:-3])} and {list(v[:-3])}"
+        wrong.append(("q, k, v", found, "leading axes that broadcast", "pass sizes that are equal, or 1"))
+    if wrong:
+        return wrong
+    axes = max(len(q), len(k), len(v))
+    return Shapes(
+        leading=leading,
+        heads=heads,
+        key_heads=key_heads,
+        queries=queries,
+        keys=keys,
+        width=width,
+        axes=(len(q), axes),
+        single=axes == 2,
+        spread=not (len(q) > 2 and len(k) > 2 and len(v) > 2 and q[:-3] == k[:-3] == v[:-3]),
+        rows=(math.prod(leading), heads, queries),
+        scores=(*leading, heads, queries, keys),
+        out=(queries, value_width) if axes == 2 else (*leading, heads, queries, value_width),
+    )
+
+
+def core_inputs(sizes: Shapes, code: int, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    """q, k and v with a head axis and all leading axes, as the core takes them. Never a copy."""
+    if not sizes.spread and code != BFLOAT16:
+        return q, k, v
+    leading = sizes.leading
+    return _spread(q, leading, code), _spread(k, leading, code), _spread(v, leading, code)
+
+
+def _spread(array: Array, leading: Shape, code: int) -> Array:
+    array = core_view(array[None] if array.ndim == 2 else array, code)
+    return array if array.shape[:-3] == leading else np.broadcast_to(array, leading + array.shape[-3:])
+
+
+def check_out(
+    problems: Problems, out: object, code: int | None, sizes: Shapes | None, inputs: tuple[object, ...]
+) -> None:
+    """Report what is wrong with the array that a result of the given type is to be written to."""
+    if not plain_array(problems, "out", out):
+        return
+    assert isinstance(out, np.ndarray)
+    if code is not None and code_of(out.dtype) != code:
+        fix = f'out_dtype="{out.dtype}" with this out, or an out of type {NAMES[code]}'
+        problems.type("out", describe(out), NAMES[code], fix)
+    if sizes is not None and out.shape != sizes.out:
+        problems.value("out", f"shape {list(out.shape)}", f"{list(sizes.out)}", f"np.empty({sizes.out}, out_dtype)")
+    if not out.flags.writeable:
+        problems.value("out", "a read-only array", "one that can be written to", "out.copy()")
+    if not out.flags.aligned or any(step == 0 and size > 1 for step, size in zip(out.strides, out.shape, strict=True)):
+        problems.value("out", f"strides {list(out.strides)}", "aligned elements, each in its own place", "np.empty")
+    if any(isinstance(array, np.ndarray) and _overlap(out, array) for array in inputs):
+        problems.value("out", "memory shared with an input", "memory of its own", "np.empty_like(out)")
+
+
+def _overlap(first: Array, second: Array) -> bool:
+    """Whether two arrays share an element; also where that is too hard to tell."""
+    if not np.may_share_memory(first, second):
+        return False
+    try:
+        return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def as_type(problems: Problems, out_dtype: Any) -> int | None:
+    """The type code that `out_dtype` names."""
+    if isinstance(out_dtype, str) and out_dtype in NAMES:
+        return NAMES.index(out_dtype)
+    try:
+        code = code_of(np.dtype(out_dtype))
+    except TypeError:
+        code = None
+    if code is None:
+        problems.type("out_dtype", describe(out_dtype), EXPECTED, 'out_dtype="float32", or None for the type of q')
+    return code

@@ -1,0 +1,55 @@
+"""The compiled core. Private: every argument has been checked by the time it is called, and it checks nothing itself.
+
+Type codes: 0 float32, 1 float64, 2 float16, 3 bfloat16 (arrays of its bits, uint16).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+MOMENTS: int
+
+def attend(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    out: NDArray[Any],
+    type: int,
+    out_type: int,
+    *,
+    scale: float,
+    softcap: float,
+    bias: NDArray[Any] | None = None,
+    bias_type: int = 0,
+    sinks: NDArray[Any] | None = None,
+    q_start: NDArray[Any],
+    k_start: int,
+    mask: Sequence[tuple[Any, ...]] | None = None,
+    moments: NDArray[Any] | None = None,
+    threads: int,
+    isa: str | None = None,
+) -> None: ...
+def scores(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    out: NDArray[Any],
+    type: int,
+    *,
+    scale: float,
+    softcap: float,
+    bias: NDArray[Any] | None = None,
+    bias_type: int = 0,
+    q_start: NDArray[Any],
+    k_start: int,
+    mask: Sequence[tuple[Any, ...]] | None = None,
+    rows: NDArray[Any] | None = None,
+    head_offset: int = 0,
+    threads: int,
+    isa: str | None = None,
+) -> None: ...
+def isas() -> list[str]: ...
+def compiled_isas() -> list[str]: ...
+def default_isa() -> str: ...
+def thread_backend() -> str: ...
+def compiler() -> str: ...
