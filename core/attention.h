@@ -4,6 +4,7 @@
 #pragma once
 
 #include "product.h"
+#include "sight.h"
 #include "softmax.h"
 
 namespace softlookup::SOFTLOOKUP_ISA {
@@ -58,6 +59,7 @@ struct Run {
     const int64_t first = index * height + smaller(index, taller);
     return {&problem, &item, first, static_cast<int>(height + (index < taller ? 1 : 0))};
   }
+  Sight<T> sight() const { return {scratch.bits, scratch.bias, scratch.predicted}; }
   const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
 
   void start_block(int64_t index) {
@@ -67,12 +69,6 @@ struct Run {
       packed_values[tile] = false;
     }
   }
-};
-
-// The part of a tile that some row of a strip can see: keys [first, last), all of them by every row if `whole`.
-struct Visible {
-  int64_t first, last;
-  bool whole;
 };
 
 template <class P>
@@ -94,56 +90,13 @@ void pack_queries(Run<P>& run) {
   }
 }
 
-template <class P>
-void load_bias(Run<P>& run, const Strip& strip, const Tile& tile) {
-  using T = typename P::Number;
-  const Tensor& bias = run.problem.bias;
-  const char* data = bias.data + batch_offset(run.problem, bias, run.item.batch);
-  for (int row = 0; row < strip.rows; ++row) {
-    const char* source =
-        data + strip.head(row) * bias.head + strip.query(row) * bias.row + tile.first_key * bias.column;
-    T* target = run.scratch.bias + row * tile_keys;
-    for (int64_t key = 0; key < tile_keys; ++key) {
-      target[key] = key >= tile.low && key < tile.high ? number_at<T>(bias.type, source + key * bias.column) : T{0};
-    }
+// Asks for rows of a matrix ahead of their use: a strip that reads them once would otherwise wait for memory.
+inline void prefetch_rows(const Matrix& matrix, int64_t first, int64_t count) {
+  const int64_t bytes = matrix.columns * size_of(matrix.type);
+  const int64_t last = smaller(first + count, matrix.rows);
+  for (int64_t row = larger(first, 0); row < last; ++row) {
+    for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(matrix.at(row, 0) + offset, 0, 2);
   }
-}
-
-template <class T>
-inline Bits bits_not_hidden(const T* bias) {
-  Bits bits = {{0, 0}};
-  for (int64_t key = 0; key < tile_keys; ++key) {
-    bits.word[key >> 6] |= uint64_t{bias[key] != -Constants<T>::infinity} << (key & 63);
-  }
-  return bits;
-}
-
-// Decides what the strip sees of the tile and writes one bit a key for every row, from the mask and from -inf in the
-// bias.
-template <class P>
-Visible see(Run<P>& run, const Strip& strip, const Tile& tile) {
-  const Problem& problem = run.problem;
-  const int64_t group = strip.group();
-  const int64_t first_query = run.item.first_query + strip.first_row / group;
-  const int64_t last_query = run.item.first_query + (strip.first_row + strip.rows - 1) / group;
-  const Band queries = query_hull(problem, first_query, last_query - first_query + 1);
-  const Label label = label_of(
-      problem, {run.item.batch, queries.low, queries.high, tile.first_key + tile.low, tile.first_key + tile.high - 1});
-  if (label == Label::empty) return {0, 0, false};
-  const bool has_bias = problem.bias.data != nullptr;
-  if (has_bias) load_bias(run, strip, tile);
-  Bits any = {{0, 0}};
-  Bits all = {{~uint64_t{0}, ~uint64_t{0}}};
-  for (int row = 0; row < strip.rows; ++row) {
-    Bits bits =
-        label == Label::full ? range_bits(tile.low, tile.high) : row_bits(strip, row, tile, run.scratch.predicted);
-    if (has_bias) bits = bits & bits_not_hidden(run.scratch.bias + row * tile_keys);
-    run.scratch.bits[row] = bits;
-    any = any | bits;
-    all = all & bits;
-  }
-  if (!any_bit(any)) return {0, 0, false};
-  return {first_bit(any), last_bit(any) + 1, !any_bit(~all)};
 }
 
 template <class P>
@@ -158,6 +111,11 @@ void score_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible
       const uint64_t bit = uint64_t{1} << panel;
       if (!(run.packed_panels[tile.index] & bit)) {
         // The first strip to need a panel packs it, so that it is still in the nearest cache for the product.
+        if (run.strips == 1) {
+          const int64_t first = tile.first_key + panel * panel_lanes<P>;
+          prefetch_rows(run.keys, first + panel_lanes<P>, panel_lanes<P>);
+          prefetch_rows(run.values, first, panel_lanes<P>);
+        }
         pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
         run.packed_panels[tile.index] |= bit;
       }
@@ -290,7 +248,7 @@ void attend_strip(Run<P>& run, const Strip& strip, bool carefully) {
   for (int64_t index = 0; index < block_tiles; ++index) {
     const Tile tile = tile_at(run.problem, run.block, index);
     if (tile.low >= tile.high) continue;
-    const Visible visible = see(run, strip, tile);
+    const Visible visible = see(strip, tile, run.sight());
     if (visible.first >= visible.last) continue;
     const VectorRange range = vectors_of<P>(visible);
     score_tile(run, strip, tile, visible);

@@ -188,7 +188,7 @@ void scores(const Problem& problem, const Item& item, BlockRange blocks, char* s
       for (int64_t place = 0; place < block_tiles; ++place) {
         const Tile tile = tile_at(problem, block, place);
         if (tile.low >= tile.high) continue;
-        Visible visible = seen ? see(run, strip, tile) : Visible{0, 0, false};
+        Visible visible = seen ? see(strip, tile, run.sight()) : Visible{0, 0, false};
         const bool nothing = visible.first >= visible.last;
         if (!nothing) {
           visible = {0, tile_keys, visible.whole};
