@@ -36,29 +36,17 @@ struct Run {
         carver(memory),
         rows(item_.queries * (problem_.query_heads / problem_.key_heads)),
         scratch(problem_, rows, carver),
-        keys(matrix(problem_, problem_.key, problem_.width)),
-        values(matrix(problem_, problem_.value, problem_.value_width)),
+        keys(key_matrix(problem_, item_, problem_.key, problem_.width)),
+        values(key_matrix(problem_, item_, problem_.value, problem_.value_width)),
         units(units_of<P>(problem_.width)),
-        strips((rows + strip_rows - 1) / strip_rows) {
+        strips(strips_of(rows)) {
     // A single strip reads each value once: a copy would only cost. The row stride must be a whole number of units.
     values_in_place = strips == 1 && P::products == 1 && size_of(values.type) == sizeof(T) &&
                       values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
                       values.columns % panel_lanes<P> == 0;
   }
 
-  Matrix matrix(const Problem& p, const Tensor& tensor, int64_t columns) const {
-    if (!tensor.data) return {nullptr, 0, 0, 0, columns, tensor.type};
-    const char* data = tensor.data + batch_offset(p, tensor, item.batch) + item.key_head * tensor.head;
-    return {data, tensor.row, tensor.column, p.keys, columns, tensor.type};
-  }
-
-  // Strips of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
-  Strip strip_at(int64_t index) const {
-    const int64_t height = rows / strips;
-    const int64_t taller = rows % strips;
-    const int64_t first = index * height + smaller(index, taller);
-    return {&problem, &item, first, static_cast<int>(height + (index < taller ? 1 : 0))};
-  }
+  Strip strip(int64_t index) const { return strip_at(problem, item, rows, index); }
   Sight<T> sight() const { return {scratch.bits, scratch.bias, scratch.predicted}; }
   const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
 
@@ -73,20 +61,10 @@ struct Run {
 
 template <class P>
 void pack_queries(Run<P>& run) {
-  const Problem& problem = run.problem;
-  const Tensor& query = problem.query;
-  const char* data = query.data + batch_offset(problem, query, run.item.batch);
+  const Matrix queries = query_matrix(run.problem, run.item, run.problem.query, run.problem.width);
   for (int64_t index = 0; index < run.strips; ++index) {
-    const Strip strip = run.strip_at(index);
-    auto* target = run.scratch.queries + strip.first_row * run.units;
-    for (int row = 0; row < strip.rows; ++row) {
-      const char* source = data + strip.head(row) * query.head + strip.query(row) * query.row;
-      for (int64_t unit = 0; unit < run.units; ++unit) {
-        const int64_t column = unit * P::products;
-        target[unit * strip.rows + row] =
-            P::query_unit(query.type, source + column * query.column, query.column, problem.width - column);
-      }
-    }
+    const Strip strip = run.strip(index);
+    pack_strip<P>(queries, strip.first_row, strip.rows, run.scratch.queries + strip.first_row * run.units);
   }
 }
 
@@ -154,7 +132,7 @@ void softmax_tile(Run<P>& run, const Strip& strip, const Tile& tile, VectorRange
   State<P>& partial = run.scratch.partial;
   for (int row = 0; row < strip.rows; ++row) {
     const auto* scores = run.scratch.scores + row * tile_keys;
-    auto* weights = run.scratch.weights + row * (tile_keys / P::products);
+    auto* weights = run.scratch.weights + row * tile_units<P>;
     partial.visible[row] += count_bits(run.scratch.bits[row]);
     run.scratch.rescale[row] = partial.moments
                                    ? softmax_row<P, true>(scores, weights, range, tile.first_key, partial, row)
@@ -175,9 +153,8 @@ Panel<typename P::Unit> value_panel(Run<P>& run, const Tile& tile, int64_t panel
     const char* row = run.values.at(tile.first_key + unit, panel * panel_lanes<P>);
     return {reinterpret_cast<const Unit*>(row), run.values.row / static_cast<int64_t>(sizeof(Unit))};
   }
-  constexpr int64_t block_units = block_keys / P::products;
-  const int64_t first = tile.index * (tile_keys / P::products) + unit;
-  return {run.scratch.values + (panel * block_units + first) * panel_lanes<P>, panel_lanes<P>};
+  const int64_t first = tile.index * tile_units<P> + unit;
+  return {run.scratch.values + (panel * block_units<P> + first) * panel_lanes<P>, panel_lanes<P>};
 }
 
 template <class P>
@@ -201,8 +178,8 @@ template <class P>
 void clean_panel(Run<P>& run, int row, Panel<typename P::Unit> values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
   const Bits bits = run.scratch.bits[row];
-  const Unit* weights = run.scratch.weights + row * (tile_keys / P::products);
-  std::memcpy(run.scratch.clean_weights, weights, sizeof(Unit) * static_cast<size_t>(tile_keys / P::products));
+  const Unit* weights = run.scratch.weights + row * tile_units<P>;
+  std::memcpy(run.scratch.clean_weights, weights, sizeof(Unit) * static_cast<size_t>(tile_units<P>));
   for (int64_t unit = first; unit < last; ++unit) {
     bool seen[P::products];
     for (int i = 0; i < P::products; ++i) seen[i] = bit_at(bits, unit * P::products + i);
@@ -255,7 +232,8 @@ void attend_strip(Run<P>& run, const Strip& strip, bool carefully) {
     if (!visible.whole || run.problem.bias.data || run.problem.softcap > 0) edit_scores(run, strip, visible, range);
     softmax_tile(run, strip, tile, range);
     if (!run.values_in_place && !run.packed_values[index]) {
-      pack_value_tile<P>(run.values, tile.first_key, index, run.scratch.values, run.scratch.copies);
+      pack_rows<P>(run.values, tile.first_key, tile_keys, run.scratch.values + index * tile_units<P> * panel_lanes<P>,
+                   block_units<P> * panel_lanes<P>, run.scratch.copies);
       run.packed_values[index] = true;
     }
     if (carefully) {

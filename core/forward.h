@@ -82,7 +82,7 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
     if (problem.stopped(problem.predicate_context)) return;
     if (!enter_block(run, block)) continue;
     for (int64_t index = 0; index < run.strips; ++index) {
-      const Strip strip = run.strip_at(index);
+      const Strip strip = run.strip(index);
       attend_strip(run, strip, false);
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
       if (!all_finite(run.scratch.partial, strip.rows)) attend_strip(run, strip, true);
@@ -184,7 +184,7 @@ void scores(const Problem& problem, const Item& item, BlockRange blocks, char* s
     if (problem.stopped(problem.predicate_context)) return;
     const bool seen = enter_block(run, block);
     for (int64_t index = 0; index < run.strips; ++index) {
-      const Strip strip = run.strip_at(index);
+      const Strip strip = run.strip(index);
       for (int64_t place = 0; place < block_tiles; ++place) {
         const Tile tile = tile_at(problem, block, place);
         if (tile.low >= tile.high) continue;

@@ -58,7 +58,7 @@ void weigh_panel(const typename P::Unit* weights, const typename P::Unit* values
       sums[row][v] = load(accumulator + row * accumulator_step + v * lanes<T>) * splat(rescale[row]);
     }
   }
-  multiply<P, rows, tile_keys / P::products, 1>(weights, values, values_step, units, sums);
+  multiply<P, rows, tile_units<P>, 1>(weights, values, values_step, units, sums);
 #pragma GCC unroll 12
   for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4

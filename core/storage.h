@@ -9,7 +9,8 @@
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
-// A view [rows, columns] of one head; strides in bytes.
+// A view [rows, columns], strides in bytes. Query rows come query-major: `group` heads of one query are neighbours, and
+// where only some queries are wanted, `chosen` tells which.
 struct Matrix {
   const char* data;
   int64_t row;
@@ -17,8 +18,15 @@ struct Matrix {
   int64_t rows;
   int64_t columns;
   Type type;
+  int64_t group = 1;
+  int64_t member = 0;  // from one head of the group to the next
+  const int64_t* chosen = nullptr;
 
-  const char* at(int64_t r, int64_t c) const { return data + r * row + c * column; }
+  const char* at(int64_t r, int64_t c) const {
+    const int64_t index = group == 1 ? r : r / group;
+    const int64_t head = group == 1 ? 0 : r % group;
+    return data + (chosen ? chosen[index] : index) * row + head * member + c * column;
+  }
 };
 
 template <class T>
@@ -138,6 +146,10 @@ template <class P>
 constexpr int panel_lanes = panel_vectors * lanes<typename P::Number>;
 template <class P>
 constexpr int tile_panels = static_cast<int>(tile_keys) / panel_lanes<P>;
+template <class P>
+constexpr int64_t tile_units = tile_keys / P::products;
+template <class P>
+constexpr int64_t block_units = block_keys / P::products;
 static_assert(tile_keys % (panel_vectors * lanes<float>) == 0 && tile_keys % (panel_vectors * lanes<double>) == 0);
 
 template <class P>
@@ -202,37 +214,52 @@ void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, 
   }
 }
 
-// Packs the values of one tile of a block, whose first key is `first`, as [panels of d_v][units of keys][panel_lanes].
+// Packs rows first .. first + count as they lie, as [panels of columns][units of rows][panel_lanes], panels
+// `panel_step` units apart; zeros where a row lies outside.
 template <class P>
-void pack_value_tile(const Matrix& values, int64_t first, int64_t tile, typename P::Unit* block, char* copies) {
+void pack_rows(const Matrix& matrix, int64_t first, int64_t count, typename P::Unit* packed, int64_t panel_step,
+               char* copies) {
   using Unit = typename P::Unit;
-  constexpr int count = lanes<Unit>;
-  const int64_t size = size_of(values.type);
-  const int64_t padded = padded_width<P>(values.columns);
-  for (int64_t unit = 0; unit < tile_keys / P::products; ++unit) {
+  constexpr int vector = lanes<Unit>;
+  const int64_t size = size_of(matrix.type);
+  const int64_t padded = padded_width<P>(matrix.columns);
+  for (int64_t unit = 0; unit < units_of<P>(count); ++unit) {
     const char* sources[P::products];
     for (int product = 0; product < P::products; ++product) {
-      const int64_t key = first + unit * P::products + product;
-      const bool inside = key >= 0 && key < values.rows;
-      sources[product] = inside ? contiguous_row(values, key, copies + product * values.columns * size) : nullptr;
+      const int64_t row = first + unit * P::products + product;
+      const bool inside = row >= 0 && row < matrix.rows;
+      sources[product] = inside ? contiguous_row(matrix, row, copies + product * matrix.columns * size) : nullptr;
     }
-    Unit* target = block + (tile * tile_keys / P::products + unit) * panel_lanes<P>;
-    for (int64_t column = 0; column < padded; column += count) {
-      const int64_t left = values.columns - column;
+    Unit* target = packed + unit * panel_lanes<P>;
+    for (int64_t column = 0; column < padded; column += vector) {
+      const int64_t left = matrix.columns - column;
       alignas(64) char partial[P::products][64] = {};
       const char* pieces[P::products];
       bool any = false;
       for (int product = 0; product < P::products; ++product) {
         pieces[product] = left > 0 && sources[product] ? sources[product] + column * size : nullptr;
-        if (pieces[product] && left < count) {
+        if (pieces[product] && left < vector) {
           std::memcpy(partial[product], pieces[product], static_cast<size_t>(left * size));
           pieces[product] = partial[product];
         }
         any = any || pieces[product];
       }
-      const int64_t panel = column / panel_lanes<P>;
-      Unit* place = target + panel * (block_keys / P::products) * panel_lanes<P> + column % panel_lanes<P>;
-      store(place, any ? P::join_rows(values.type, pieces) : Vector<Unit>{});
+      Unit* place = target + column / panel_lanes<P> * panel_step + column % panel_lanes<P>;
+      store(place, any ? P::join_rows(matrix.type, pieces) : Vector<Unit>{});
+    }
+  }
+}
+
+// Packs rows first .. first + count as [units of columns][count], for broadcasting.
+template <class P>
+void pack_strip(const Matrix& matrix, int64_t first, int count, typename P::Unit* target) {
+  const int64_t units = units_of<P>(matrix.columns);
+  for (int row = 0; row < count; ++row) {
+    const char* source = matrix.at(first + row, 0);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      const int64_t column = unit * P::products;
+      target[unit * count + row] =
+          P::query_unit(matrix.type, source + column * matrix.column, matrix.column, matrix.columns - column);
     }
   }
 }

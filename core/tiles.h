@@ -157,6 +157,32 @@ struct Strip {
   int64_t head(int row) const { return item->key_head * group() + (first_row + row) % group(); }
 };
 
+inline int64_t strips_of(int64_t rows) { return (rows + strip_rows - 1) / strip_rows; }
+
+// Strips of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
+inline Strip strip_at(const Problem& problem, const Item& item, int64_t rows, int64_t index) {
+  const int64_t height = rows / strips_of(rows);
+  const int64_t taller = rows % strips_of(rows);
+  const int64_t first = index * height + smaller(index, taller);
+  return {&problem, &item, first, static_cast<int>(height + (index < taller ? 1 : 0))};
+}
+
+// Keys or values of an item's head.
+inline Matrix key_matrix(const Problem& problem, const Item& item, const Tensor& tensor, int64_t columns) {
+  if (!tensor.data) return {nullptr, 0, 0, 0, columns, tensor.type};
+  const char* data = tensor.data + batch_offset(problem, tensor, item.batch) + item.key_head * tensor.head;
+  return {data, tensor.row, tensor.column, problem.keys, columns, tensor.type};
+}
+
+// The rows of an item, query-major over the heads of its group.
+inline Matrix query_matrix(const Problem& problem, const Item& item, const Tensor& tensor, int64_t columns) {
+  const int64_t group = problem.query_heads / problem.key_heads;
+  const char* data = tensor.data + batch_offset(problem, tensor, item.batch) + item.key_head * group * tensor.head;
+  const int64_t* chosen = problem.rows ? problem.rows + item.first_query : nullptr;
+  if (!chosen) data += item.first_query * tensor.row;
+  return {data, tensor.row, tensor.column, item.queries * group, columns, tensor.type, group, tensor.head, chosen};
+}
+
 // A tile's place: local index of its first key (which may lie outside), and the part of it that exists.
 struct Tile {
   int64_t first_key;
