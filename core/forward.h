@@ -122,8 +122,9 @@ void store_row(const Tensor& out, char* target, const T* row, int64_t width) {
     std::memcpy(target, row, static_cast<size_t>(width) * sizeof(T));
     return;
   }
-  for (int64_t column = 0; column < width; ++column)
+  for (int64_t column = 0; column < width; ++column) {
     put_number(out.type, target + column * out.column, static_cast<double>(row[column]));
+  }
 }
 
 // Divides by the sum, with the head's sink in it, rounds once to the output's type and stores.
@@ -144,7 +145,9 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
     const T sink = problem.sinks ? static_cast<T>(problem.sinks[head]) : -Constants<T>::infinity;
     const T after = sink > before ? sink : before;
     const T shift = after == -Constants<T>::infinity ? T{0} : after;
-    const T factor = before == after ? T{1} : exp_nonpositive(before - shift);
+    // Scores that are all -inf have no softmax (-inf - -inf), and a sink does not give them one.
+    const bool undefined = before == -Constants<T>::infinity && state.visible[row] > 0;
+    const T factor = undefined ? before - before : before == after ? T{1} : exp_nonpositive(before - shift);
     const T sum = state.sum[row] * factor + (problem.sinks ? exp_nonpositive(sink - shift) : T{0});
     const T* source = state.accumulator + row * state.width;
     for (int64_t column = 0; column < state.width; column += lanes<T>) {
