@@ -97,8 +97,8 @@ void score_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible
         pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
         run.packed_panels[tile.index] |= bit;
       }
-      score_panel<P, decltype(rows)::count>(run.queries_of(strip), keys, run.units, scale,
-                                            run.scratch.scores + panel * panel_lanes<P>);
+      score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, scale,
+                                                       run.scratch.scores + panel * panel_lanes<P>);
     }
   });
 }

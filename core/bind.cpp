@@ -21,6 +21,10 @@
 namespace nb = nanobind;
 using namespace softlookup;
 
+namespace softlookup {
+void bind_limits(nb::module_& module);
+}
+
 namespace {
 
 class Buffer {
@@ -251,6 +255,50 @@ void score_arrays(nb::handle q, nb::handle k, nb::handle out, int type, double s
   run(call, isa, type, threads, scores);
 }
 
+const double* doubles(Call& call, nb::handle array) {
+  return array.is_none() ? nullptr : call.open(array).data<const double>();
+}
+
+Tensor gradient(Call& call, nb::handle array, int type) {
+  return array.is_none() ? Tensor() : call.open(array, PyBUF_STRIDES | PyBUF_WRITABLE).tensor(static_cast<Type>(type));
+}
+
+// Whether several heads or batch items of the run add to one number.
+bool is_shared(const Problem& problem, const Tensor& bias) {
+  bool shared = problem.query_heads > 1 && bias.head == 0;
+  for (int axis = 0; axis < problem.leading_axes; ++axis) {
+    shared = shared || (problem.leading_shape[axis] > 1 && bias.leading[axis] == 0);
+  }
+  return shared;
+}
+
+void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle dout, nb::handle lse,
+                          int type, int out_type, int dout_type, int gradient_type, nb::handle dlse, nb::handle delta,
+                          nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, double scale, double softcap,
+                          nb::handle bias, int bias_type, nb::handle q_start, int64_t k_start, nb::handle mask,
+                          int threads, const std::optional<std::string>& isa) {
+  Call call;
+  read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scale, softcap, bias,
+               static_cast<Type>(bias_type), q_start, k_start, mask);
+  const Buffer& value = call.open(v);
+  call.problem.value = value.tensor(static_cast<Type>(type));
+  call.problem.value_width = value.shape(-1);
+  Gradients gradients;
+  gradients.output = call.problem.out;
+  gradients.output_slope = call.open(dout).tensor(static_cast<Type>(dout_type));
+  gradients.lse = doubles(call, lse);
+  gradients.lse_slope = doubles(call, dlse);
+  gradients.delta = call.open(delta, PyBUF_STRIDES | PyBUF_WRITABLE).data<double>();
+  gradients.query = gradient(call, dq, gradient_type);
+  gradients.key = gradient(call, dk, gradient_type);
+  gradients.value = gradient(call, dv, gradient_type);
+  gradients.bias = gradient(call, dbias, static_cast<int>(type == 1 ? Type::float64 : Type::float32));
+  gradients.bias_is_shared = is_shared(call.problem, gradients.bias);
+  run(call, isa, type, threads, [&](const Problem& problem, const Kernels& kernels, Type of, int team) {
+    differentiate(problem, gradients, kernels, of, team);
+  });
+}
+
 std::vector<std::string> names(const std::vector<const Kernels*>& kernels) {
   std::vector<std::string> result;
   for (const Kernels* one : kernels) result.emplace_back(one->name);
@@ -271,6 +319,12 @@ NB_MODULE(_core, module) {
   module.def("scores", score_arrays, "q"_a, "k"_a, "out"_a, "type"_a, nb::kw_only(), "scale"_a, "softcap"_a,
              "bias"_a.none() = nb::none(), "bias_type"_a = 0, "q_start"_a, "k_start"_a, "mask"_a.none() = nb::none(),
              "rows"_a.none() = nb::none(), "head_offset"_a = 0, "threads"_a, "isa"_a.none() = nb::none());
+  module.def("differentiate", differentiate_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "lse"_a, "type"_a,
+             "out_type"_a, "dout_type"_a, "gradient_type"_a, nb::kw_only(), "dlse"_a.none() = nb::none(), "delta"_a,
+             "dq"_a.none() = nb::none(), "dk"_a.none() = nb::none(), "dv"_a.none() = nb::none(),
+             "dbias"_a.none() = nb::none(), "scale"_a, "softcap"_a, "bias"_a.none() = nb::none(), "bias_type"_a = 0,
+             "q_start"_a, "k_start"_a, "mask"_a.none() = nb::none(), "threads"_a, "isa"_a.none() = nb::none());
+  bind_limits(module);
   module.def("isas", [] { return names(usable_kernels()); });
   module.def("compiled_isas", [] { return names(compiled_kernels()); });
   module.def("default_isa", [] { return std::string(kernels_named("").name); });

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <thread>
 
 #include "parallel.h"
 
@@ -17,6 +19,8 @@ namespace {
 constexpr int64_t most_rows = 384;  // a packed tile of keys serves this many rows: packing costs about 1 %
 constexpr int64_t least_rows = 96;  // below, packing would show
 constexpr int64_t items_a_thread = 4;
+
+int64_t block_of(int64_t position) { return position / block_keys - (position % block_keys < 0 ? 1 : 0); }
 
 // Memory that a thread keeps between calls.
 struct Arena {
@@ -114,20 +118,24 @@ struct Plan {
 
 // Calls function(index, scratch) on the threads.
 template <class Function>
-void for_each(Plan& plan, int64_t count, Function function) {
-  const auto body = [&plan, &function](int64_t index) {
-    const Lease scratch(scratch_arena, plan.scratch_bytes);
+void for_each(int64_t count, int threads, int64_t scratch_bytes, std::atomic<bool>& out_of_memory, Function function) {
+  const auto body = [&](int64_t index) {
+    const Lease scratch(scratch_arena, scratch_bytes);
     if (scratch.memory()) {
       function(index, scratch.memory());
     } else {
-      plan.out_of_memory.store(true);
+      out_of_memory.store(true);
     }
   };
   using Body = decltype(body);
   parallel_for(
-      count, plan.threads, [](void* context, int64_t index) { (*static_cast<Body*>(context))(index); },
+      count, threads, [](void* context, int64_t index) { (*static_cast<Body*>(context))(index); },
       const_cast<void*>(static_cast<const void*>(&body)));
-  if (plan.out_of_memory.load()) throw std::bad_alloc();
+  if (out_of_memory.load()) throw std::bad_alloc();
+}
+template <class Function>
+void for_each(Plan& plan, int64_t count, Function function) {
+  for_each(count, plan.threads, plan.scratch_bytes, plan.out_of_memory, function);
 }
 
 void attend_items(Plan& plan) {
@@ -205,6 +213,49 @@ void scores(const Problem& problem, const Kernels& kernels, Type type, int threa
   const BlockRange blocks = {floor_block(problem.key_start), floor_block(problem.key_start + problem.keys - 1) + 1};
   for_each(plan, plan.items,
            [&](int64_t index, char* scratch) { plan.kernels.scores(problem, plan.item(index), blocks, scratch); });
+}
+
+void differentiate(const Problem& problem, Gradients gradients, const Kernels& kernels, Type type, int threads) {
+  if (problem.batch == 0 || problem.key_heads == 0 || problem.queries == 0 || problem.keys == 0) return;
+  const Arithmetic& arithmetic = *kernels.arithmetic[static_cast<int>(type)];
+  const int64_t heads = problem.batch * problem.key_heads;
+  const int64_t tile_queries = arithmetic.gradient_queries(problem);
+  const int64_t tiles = (problem.queries + tile_queries - 1) / tile_queries;
+  const int64_t rows = problem.batch * problem.query_heads * problem.queries;
+  const int64_t sum_bytes = (rows * arithmetic.query_sum_bytes(problem) + 63) / 64 * 64;
+  const Lease lease(state_arena, sum_bytes + heads * tiles * static_cast<int64_t>(sizeof(int64_t)));
+  if (!lease.memory()) throw std::bad_alloc();
+  gradients.query_sums = lease.memory();
+  gradients.turns = reinterpret_cast<int64_t*>(lease.memory() + sum_bytes);
+  std::memset(gradients.query_sums, 0, static_cast<size_t>(sum_bytes));
+
+  std::atomic<bool> out_of_memory{false};
+  gradients.wait = [](void* context) {
+    std::this_thread::yield();
+    return !static_cast<std::atomic<bool>*>(context)->load();
+  };
+  gradients.wait_context = &out_of_memory;
+  const int64_t scratch_bytes = arithmetic.gradient_scratch_bytes(problem);
+  const auto item_of = [&](int64_t head, int64_t first_query) {
+    return Item{head / problem.key_heads, head % problem.key_heads, first_query,
+                std::min(tile_queries, problem.queries - first_query)};
+  };
+  for_each(heads * tiles, threads, scratch_bytes, out_of_memory, [&](int64_t index, char* scratch) {
+    arithmetic.start_gradients(problem, gradients, item_of(index / tiles, index % tiles * tile_queries), scratch);
+  });
+
+  const int64_t first_block = block_of(problem.key_start);
+  const int64_t blocks = block_of(problem.key_start + problem.keys - 1) + 1 - first_block;
+  // Blocks start in ascending order, so whoever waits for a turn waits for somebody who is running. A bias gradient
+  // that several heads add to is kept in order by giving all heads of a block to one thread.
+  const int64_t together = gradients.bias.data && gradients.bias_is_shared ? heads : 1;
+  for_each(blocks * heads / together, threads, scratch_bytes, out_of_memory, [&](int64_t index, char* scratch) {
+    for (int64_t place = index * together; place < (index + 1) * together; ++place) {
+      const int64_t head = place % heads;
+      arithmetic.differentiate(problem, gradients, head / problem.key_heads, head % problem.key_heads,
+                               first_block + place / heads, scratch);
+    }
+  });
 }
 
 }  // namespace softlookup

@@ -9,4 +9,7 @@ namespace softlookup {
 void attend(const Problem& problem, const Kernels& kernels, Type type, int threads);
 void scores(const Problem& problem, const Kernels& kernels, Type type, int threads);
 
+// Fills what `gradients` asks for; its query_sums, turns and wait are set here.
+void differentiate(const Problem& problem, Gradients gradients, const Kernels& kernels, Type type, int threads);
+
 }  // namespace softlookup

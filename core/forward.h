@@ -25,33 +25,31 @@ inline BlockRange visible_blocks(const Problem& problem, const Item& item) {
   return {block_of(problem.key_start + low), block_of(problem.key_start + high) + 1};
 }
 
-// What the item sees of the current block, from positions alone.
-template <class P>
-Label label_of_block(const Run<P>& run) {
-  const int64_t first = run.block * block_keys - run.problem.key_start;
-  const int64_t low = larger(0, first);
-  const int64_t high = smaller(run.problem.keys, first + block_keys) - 1;
-  return label_of(run.problem, rectangle_of(run.problem, run.item, low, high));
+// What the item sees of a block, from positions alone.
+inline Label label_of_block(const Problem& problem, const Item& item, int64_t block) {
+  const int64_t first = block * block_keys - problem.key_start;
+  return label_of(problem,
+                  rectangle_of(problem, item, larger(0, first), smaller(problem.keys, first + block_keys) - 1));
 }
 
 // Asks every predicate about the item's rows and the block's keys, once for all strips.
-template <class P>
-bool predict(Run<P>& run) {
-  const Problem& problem = run.problem;
+template <class AnyScratch>
+bool predict(const Problem& problem, const Item& item, int64_t block, const AnyScratch& scratch) {
   const int64_t group = problem.query_heads / problem.key_heads;
-  const int64_t start = query_start_of(problem, run.item.batch);
-  for (int64_t row = 0; row < run.rows; ++row) {
-    run.scratch.heads[row] = problem.head_offset + run.item.key_head * group + row % group;
-    run.scratch.positions[row] = start + query_index(problem, run.item.first_query + row / group);
+  const int64_t rows = rows_of(problem, item);
+  const int64_t start = query_start_of(problem, item.batch);
+  for (int64_t row = 0; row < rows; ++row) {
+    scratch.heads[row] = problem.head_offset + item.key_head * group + row % group;
+    scratch.positions[row] = start + query_index(problem, item.first_query + row / group);
   }
-  const int64_t first = run.block * block_keys;
+  const int64_t first = block * block_keys;
   const int64_t low = larger(first, problem.key_start);
   const int64_t high = smaller(first + block_keys, problem.key_start + problem.keys);
   for (int i = 0; i < problem.predicates; ++i) {
-    uint64_t* bits = run.scratch.predicted + i * run.rows * (block_keys / 64);
-    std::memset(bits, 0, static_cast<size_t>(run.rows * (block_keys / 64)) * sizeof(uint64_t));
-    const PredicateCall call = {
-        i, run.item.batch, run.scratch.heads, run.scratch.positions, run.rows, low, high - low, low - first, bits};
+    uint64_t* bits = scratch.predicted + i * rows * (block_keys / 64);
+    std::memset(bits, 0, static_cast<size_t>(rows * (block_keys / 64)) * sizeof(uint64_t));
+    const PredicateCall call = {i,          item.batch,  scratch.heads, scratch.positions, rows, low,
+                                high - low, low - first, bits};
     if (!problem.predicate(problem.predicate_context, call)) return false;
   }
   return true;
@@ -61,8 +59,8 @@ bool predict(Run<P>& run) {
 template <class P>
 bool enter_block(Run<P>& run, int64_t block) {
   run.start_block(block);
-  if (label_of_block(run) == Label::empty) return false;
-  return run.problem.predicates == 0 || predict(run);
+  if (label_of_block(run.problem, run.item, block) == Label::empty) return false;
+  return run.problem.predicates == 0 || predict(run.problem, run.item, run.block, run.scratch);
 }
 
 template <class P>
@@ -116,15 +114,14 @@ void write_moments(const State<P>& state, int64_t row, double* target) {
   target[moment_first_score] = moments.first_score;
 }
 
+// Rounds numbers to a type and stores them `step` bytes apart.
 template <class T>
-void store_row(const Tensor& out, char* target, const T* row, int64_t width) {
-  if (out.column == static_cast<int64_t>(sizeof(T)) && size_of(out.type) == sizeof(T)) {
-    std::memcpy(target, row, static_cast<size_t>(width) * sizeof(T));
+void store_numbers(Type type, int64_t step, char* target, const T* numbers, int64_t count) {
+  if (step == static_cast<int64_t>(sizeof(T)) && size_of(type) == sizeof(T)) {
+    std::memcpy(target, numbers, static_cast<size_t>(count) * sizeof(T));
     return;
   }
-  for (int64_t column = 0; column < width; ++column) {
-    put_number(out.type, target + column * out.column, static_cast<double>(row[column]));
-  }
+  for (int64_t i = 0; i < count; ++i) put_number(type, target + i * step, static_cast<double>(numbers[i]));
 }
 
 // Divides by the sum, with the head's sink in it, rounds once to the output's type and stores.
@@ -154,7 +151,8 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
       const Vector<T> quotient = load(source + column) * splat(factor) / splat(sum);
       store(values + column, state.visible[row] ? quotient : Vector<T>{});
     }
-    store_row(problem.out, data + head * problem.out.head + query * problem.out.row, values, problem.value_width);
+    store_numbers(problem.out.type, problem.out.column, data + head * problem.out.head + query * problem.out.row,
+                  values, problem.value_width);
     if (problem.moments) {
       const int64_t place = (item.batch * problem.query_heads + head) * problem.queries + query;
       write_moments(state, row, problem.moments + place * moment_count);

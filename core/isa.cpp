@@ -1,14 +1,27 @@
 // The kernels of one instruction set: this file is compiled once for each, with its flags and SOFTLOOKUP_ISA as its
 // name.
-#include "forward.h"
+#include "backward.h"
 
 namespace softlookup {
 namespace SOFTLOOKUP_ISA {
 namespace {
 
-template <class P>
-constexpr Arithmetic arithmetic = {strip_rows, scratch_bytes<P>, state_bytes<P>, visible_blocks, reset<P>,
-                                   attend<P>,  fold<P>,          finish<P>,      scores<P>};
+// The backward pass widens what it reads: G is the arithmetic of its sums.
+template <class P, class G = P>
+constexpr Arithmetic arithmetic = {strip_rows,
+                                   scratch_bytes<P>,
+                                   state_bytes<P>,
+                                   visible_blocks,
+                                   reset<P>,
+                                   attend<P>,
+                                   fold<P>,
+                                   finish<P>,
+                                   scores<P>,
+                                   gradient_queries,
+                                   gradient_scratch_bytes<G>,
+                                   query_sum_bytes<G>,
+                                   start_gradients<G>,
+                                   differentiate<G>};
 
 #if SOFTLOOKUP_BFLOAT16_DOT
 using Bfloat16 = PairedBfloat16;
@@ -23,9 +36,9 @@ using Bfloat16 = Plain<float>;
 
 // In the order of Type.
 extern const Kernels kernels;
-const Kernels kernels = {
-    SOFTLOOKUP_TEXT(SOFTLOOKUP_ISA),
-    {&arithmetic<Plain<float>>, &arithmetic<Plain<double>>, &arithmetic<Plain<float>>, &arithmetic<Bfloat16>}};
+const Kernels kernels = {SOFTLOOKUP_TEXT(SOFTLOOKUP_ISA),
+                         {&arithmetic<Plain<float>>, &arithmetic<Plain<double>>, &arithmetic<Plain<float>>,
+                          &arithmetic<Bfloat16, Plain<float>>}};
 
 }  // namespace SOFTLOOKUP_ISA
 }  // namespace softlookup

@@ -119,6 +119,22 @@ struct BlockRange {
   int64_t last = 0;  // one past the end
 };
 
+// What the backward pass reads and fills beside the problem. Arrays of rows are [batch, query_heads, queries].
+struct Gradients {
+  Tensor output;        // of the forward pass
+  Tensor output_slope;  // dout, of the type of the output
+  const double* lse = nullptr;
+  const double* lse_slope = nullptr;      // dlse, or null
+  double* delta = nullptr;                // rowsum(dout * out) - dlse
+  Tensor query, key, value;               // gradients; all zero before
+  Tensor bias;                            // null data where not asked; column stride never 0
+  bool bias_is_shared = false;            // several heads or batch items add to one number of the bias gradient
+  char* query_sums = nullptr;             // [items of one (batch, key head)][rows][padded width], zero before
+  int64_t* turns = nullptr;               // the block whose turn it is, for each tile of rows
+  bool (*wait)(void* context) = nullptr;  // lets others run; false: give up
+  void* wait_context = nullptr;
+};
+
 // The kernels of one arithmetic (float32, float64, or pairs of bfloat16) under one instruction set.
 struct Arithmetic {
   int strip_rows;                                                  // query rows that share one pass over a tile
@@ -131,6 +147,13 @@ struct Arithmetic {
   void (*fold)(const Problem& problem, const Item& item, char* state, const char* next);
   void (*finish)(const Problem& problem, const Item& item, char* state, char* scratch);
   void (*scores)(const Problem& problem, const Item& item, BlockRange blocks, char* scratch);
+  int64_t (*gradient_queries)(const Problem& problem);  // of one tile of rows
+  int64_t (*gradient_scratch_bytes)(const Problem& problem);
+  int64_t (*query_sum_bytes)(const Problem& problem);  // of one row
+  void (*start_gradients)(const Problem& problem, const Gradients& gradients, const Item& tile, char* scratch);
+  // One block of keys against all rows of one key head.
+  void (*differentiate)(const Problem& problem, const Gradients& gradients, int64_t batch, int64_t key_head,
+                        int64_t block, char* scratch);
 };
 
 struct Kernels {

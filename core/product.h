@@ -30,8 +30,8 @@ inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, c
   }
 }
 
-// One panel of scores: scale times the products, to scores[row][0 .. panel_lanes).
-template <class P, int rows>
+// One panel of scores: scale times the products, to scores[row * step + 0 .. panel_lanes).
+template <class P, int rows, int step>
 void score_panel(const typename P::Unit* queries, const typename P::Unit* keys, int64_t units, typename P::Number scale,
                  typename P::Number* scores) {
   using T = typename P::Number;
@@ -41,7 +41,7 @@ void score_panel(const typename P::Unit* queries, const typename P::Unit* keys, 
 #pragma GCC unroll 12
   for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) store(scores + row * tile_keys + v * lanes<T>, sums[row][v] * factor);
+    for (int v = 0; v < panel_vectors; ++v) store(scores + row * step + v * lanes<T>, sums[row][v] * factor);
   }
 }
 
@@ -63,6 +63,25 @@ void weigh_panel(const typename P::Unit* weights, const typename P::Unit* values
   for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
     for (int v = 0; v < panel_vectors; ++v) store(accumulator + row * accumulator_step + v * lanes<T>, sums[row][v]);
+  }
+}
+
+// One panel of a sum that goes on: sums[row] += a[row] times b, for the gradients.
+template <class P, int rows, int row_step, int unit_step>
+void add_panel(const typename P::Unit* a, const typename P::Unit* b, int64_t units, typename P::Number* target,
+               int64_t target_step) {
+  using T = typename P::Number;
+  Vector<T> sums[rows][panel_vectors];
+#pragma GCC unroll 12
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < panel_vectors; ++v) sums[row][v] = load(target + row * target_step + v * lanes<T>);
+  }
+  multiply<P, rows, row_step, unit_step>(a, b, panel_lanes<P>, units, sums);
+#pragma GCC unroll 12
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < panel_vectors; ++v) store(target + row * target_step + v * lanes<T>, sums[row][v]);
   }
 }
 
