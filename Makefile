@@ -1,5 +1,5 @@
-# `make demo` and `make test` do all the set-up that they need: an environment in .venv, the wheel built and installed into
-# it with everything around it, then the run. Stamp files in .venv make a second run quick.
+# `make demo` and `make test` do all the set-up that they need: an environment in .venv, the wheel built and installed
+# into it with everything around it, then the run. Stamp files in .venv make a second run quick.
 #
 #   PYTHON=python3.12            the Python that .venv is made with (3.11 or newer)
 #   TORCH=torch==2.13.0          what pip is asked for; a PyTorch that already stands in .venv and fits is kept
@@ -12,7 +12,6 @@ TORCH ?= $(shell grep '^torch==' constraints.txt)
 PIP_FLAGS ?=
 DEMO_FLAGS ?= --model auto --out demo-out
 PYTEST_FLAGS ?=
-CXX ?= c++
 
 python := $(VENV)/bin/python
 constraints := $(VENV)/constraints.txt
@@ -67,15 +66,15 @@ format: $(VENV)/install.stamp
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(core_files)
 
-# The tests of the core on a module built with the address and undefined-behaviour sanitizers (GCC). Python itself is not
-# built with them, so their run-time library has to be loaded first.
+# The tests of the core on a module built with the address and undefined-behaviour sanitizers (GCC). Python itself is
+# not built with them, so their run-time library has to be loaded first.
 sanitize: $(VENV)/install.stamp
 	$(python) -m pip install . --no-deps --no-build-isolation --upgrade --target build/sanitize/site \
 	    --config-settings=build-dir=build/sanitize/cmake --config-settings=cmake.build-type=RelWithDebInfo \
 	    --config-settings=cmake.define.SOFTLOOKUP_SANITIZE=address,undefined
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=build/sanitize/site \
-	    $(python) -m pytest --ignore=tests/test_wheel.py --ignore=tests/test_isolation.py $(PYTEST_FLAGS)
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(CURDIR)/build/sanitize/site \
+	    $(python) -m pytest --capture=sys --ignore=tests/test_wheel.py --ignore=tests/test_isolation.py $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) build demo-out .hypothesis .mypy_cache .pytest_cache .ruff_cache

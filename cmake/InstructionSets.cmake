@@ -1,5 +1,6 @@
-# The instruction sets: core/isa.cpp is compiled once for each, into an object of its own. docs/instruction-sets.md says
-# what one must keep to. Sets the list SOFTLOOKUP_ISA_OBJECTS, and SOFTLOOKUP_BASELINE: the flags of all other code.
+# The instruction sets: core/isa.cpp and core/limits.cpp are compiled once for each, into objects of its own.
+# docs/instruction-sets.md says what they must keep to. Sets the list SOFTLOOKUP_ISA_OBJECTS, and SOFTLOOKUP_BASELINE, the
+# flags of all other code.
 
 include(CheckCXXSourceCompiles)
 check_cxx_source_compiles("#ifndef __x86_64__\n#error\n#endif\nint main() {}" SOFTLOOKUP_TARGET_X86)
@@ -8,7 +9,7 @@ check_cxx_source_compiles("#ifndef __aarch64__\n#error\n#endif\nint main() {}" S
 set(SOFTLOOKUP_ISA_OBJECTS "")
 function(softlookup_instruction_set name)
   set(target softlookup_isa_${name})
-  add_library(${target} OBJECT core/isa.cpp)
+  add_library(${target} OBJECT core/isa.cpp core/limits.cpp)
   target_compile_definitions(${target} PRIVATE SOFTLOOKUP_ISA=${name})
   # A kernel throws nothing; without this its clean-up code would share a symbol between the sets.
   target_compile_options(${target} PRIVATE ${ARGN} -fno-exceptions)

@@ -149,21 +149,26 @@ bool wait_for_each(int64_t rounds) {
   return sum == 1 + 3 * additions * static_cast<uint64_t>(rounds);
 }
 
-// ---- memory ----
+// ---- memory: one stream alone would wait at every page's end, where a CPU stops to fetch ahead ----
+
+constexpr int streams = 4;
 
 template <int vectors>
 uint32_t add_up(const uint32_t* data, int64_t count) {
   constexpr int64_t step = vectors * lanes<uint32_t>;
+  const int64_t part = count / (streams * step) * step;
   Vector<uint32_t> sums[vectors] = {};
-  int64_t i = 0;
-  for (; i + step <= count; i += step) {
+  for (int64_t i = 0; i < part; i += step) {
+#pragma GCC unroll 4
+    for (int stream = 0; stream < streams; ++stream) {
 #pragma GCC unroll 8
-    for (int j = 0; j < vectors; ++j) sums[j] += load(data + i + j * lanes<uint32_t>);
+      for (int j = 0; j < vectors; ++j) sums[j] += load(data + stream * part + i + j * lanes<uint32_t>);
+    }
   }
 #pragma GCC unroll 8
   for (int j = 1; j < vectors; ++j) sums[0] += sums[j];
   uint32_t sum = sum_of<uint32_t>(sums[0]);
-  for (; i < count; ++i) sum += data[i];
+  for (int64_t i = streams * part; i < count; ++i) sum += data[i];
   return sum;
 }
 

@@ -20,7 +20,7 @@ constexpr int64_t most_limit_rounds = int64_t{1} << 21;
 
 // Reads memory and does no more with it than adding it up.
 struct ReadLoop {
-  int unroll;  // vectors
+  int unroll;  // vectors of a stream
   uint32_t (*run)(const uint32_t* data, int64_t count);
 };
 constexpr int read_loop_count = 2;

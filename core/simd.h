@@ -40,7 +40,8 @@ static_assert(strip_rows * panel_vectors + panel_vectors + 1 <= registers, "the 
 template <class T, int bytes = vector_bytes>
 struct VectorOf {
   typedef T type __attribute__((vector_size(bytes)));
-  typedef T unaligned __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias));
+  // Pairs of bfloat16 are read as 32-bit units from wherever their array begins.
+  typedef T unaligned __attribute__((vector_size(bytes), aligned(1), may_alias));
 };
 template <class T>
 using Vector = typename VectorOf<T>::type;
