@@ -68,15 +68,6 @@ void pack_queries(Run<P>& run) {
   }
 }
 
-// Asks for rows of a matrix ahead of their use: a strip that reads them once would otherwise wait for memory.
-inline void prefetch_rows(const Matrix& matrix, int64_t first, int64_t count) {
-  const int64_t bytes = matrix.columns * size_of(matrix.type);
-  const int64_t last = smaller(first + count, matrix.rows);
-  for (int64_t row = larger(first, 0); row < last; ++row) {
-    for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(matrix.at(row, 0) + offset, 0, 2);
-  }
-}
-
 template <class P>
 void score_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
   using T = typename P::Number;
@@ -89,11 +80,6 @@ void score_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible
       const uint64_t bit = uint64_t{1} << panel;
       if (!(run.packed_panels[tile.index] & bit)) {
         // The first strip to need a panel packs it, so that it is still in the nearest cache for the product.
-        if (run.strips == 1) {
-          const int64_t first = tile.first_key + panel * panel_lanes<P>;
-          prefetch_rows(run.keys, first + panel_lanes<P>, panel_lanes<P>);
-          prefetch_rows(run.values, first, panel_lanes<P>);
-        }
         pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
         run.packed_panels[tile.index] |= bit;
       }
@@ -157,17 +143,21 @@ Panel<typename P::Unit> value_panel(Run<P>& run, const Tile& tile, int64_t panel
   return {run.scratch.values + (panel * block_units<P> + first) * panel_lanes<P>, panel_lanes<P>};
 }
 
+// Values read where they lie come from memory, a few lines at a time: they are asked for this many keys ahead.
+constexpr int keys_ahead = 24;
+
 template <class P>
 void weigh_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
   State<P>& partial = run.scratch.partial;
   const int64_t first = visible.first / P::products;
   const int64_t last = (visible.last + P::products - 1) / P::products;
   with_rows<strip_rows>(strip.rows, [&](auto rows) {
+    constexpr int count = decltype(rows)::count;
+    const auto weigh = run.values_in_place ? weigh_panel<P, count, keys_ahead> : weigh_panel<P, count>;
     for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
       const auto values = value_panel(run, tile, panel, first);
-      weigh_panel<P, decltype(rows)::count>(run.scratch.weights + first, values.units, values.step, last - first,
-                                            run.scratch.rescale, partial.accumulator + panel * panel_lanes<P>,
-                                            partial.width);
+      weigh(run.scratch.weights + first, values.units, values.step, last - first, run.scratch.rescale,
+            partial.accumulator + panel * panel_lanes<P>, partial.width);
     }
   });
 }

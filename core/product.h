@@ -9,7 +9,7 @@ namespace {
 
 // sums[row][v] += sum over i of a[row * row_step + i * unit_step] * b[i * b_step + v]: one chain over ascending i for
 // each result, whatever the number of rows, which is what the bits rule asks for.
-template <class P, int rows, int row_step, int unit_step>
+template <class P, int rows, int row_step, int unit_step, int units_ahead = 0>
 inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, const typename P::Unit* b,
                                                     int64_t b_step, int64_t depth,
                                                     Vector<typename P::Number> (&sums)[rows][panel_vectors]) {
@@ -17,7 +17,10 @@ inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, c
   for (int64_t i = 0; i < depth; ++i) {
     Vector<Unit> right[panel_vectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) right[v] = load(b + v * lanes<Unit>);
+    for (int v = 0; v < panel_vectors; ++v) {
+      right[v] = load(b + v * lanes<Unit>);
+      if constexpr (units_ahead > 0) __builtin_prefetch(b + units_ahead * b_step + v * lanes<Unit>);
+    }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
@@ -46,7 +49,7 @@ void score_panel(const typename P::Unit* queries, const typename P::Unit* keys, 
 }
 
 // One panel of a weighted sum: accumulator[row] = accumulator[row] * rescale[row] + weights[row] times values.
-template <class P, int rows>
+template <class P, int rows, int units_ahead = 0>
 void weigh_panel(const typename P::Unit* weights, const typename P::Unit* values, int64_t values_step, int64_t units,
                  const typename P::Number* rescale, typename P::Number* accumulator, int64_t accumulator_step) {
   using T = typename P::Number;
@@ -58,7 +61,7 @@ void weigh_panel(const typename P::Unit* weights, const typename P::Unit* values
       sums[row][v] = load(accumulator + row * accumulator_step + v * lanes<T>) * splat(rescale[row]);
     }
   }
-  multiply<P, rows, tile_units<P>, 1>(weights, values, values_step, units, sums);
+  multiply<P, rows, tile_units<P>, 1, units_ahead>(weights, values, values_step, units, sums);
 #pragma GCC unroll 12
   for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4

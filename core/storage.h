@@ -191,6 +191,7 @@ void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, 
   constexpr int count = lanes<Unit>;
   const int64_t units = units_of<P>(keys.columns);
   const int64_t copy_bytes = keys.columns * size_of(keys.type);
+  const int64_t ahead = panel_lanes<P> * keys.row;
   for (int group = 0; group < panel_vectors; ++group) {
     const char* sources[count];
     for (int lane = 0; lane < count; ++lane) {
@@ -202,9 +203,14 @@ void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, 
       const int64_t element = unit * P::products;
       Vector<Unit> square[count];
       for (int lane = 0; lane < count; ++lane) {
-        square[lane] = sources[lane] ? load_some<P>(keys.type, sources[lane] + element * size_of(keys.type),
-                                                    keys.columns - element)
-                                     : Vector<Unit>{};
+        if (!sources[lane]) {
+          square[lane] = Vector<Unit>{};
+          continue;
+        }
+        const char* source = sources[lane] + element * size_of(keys.type);
+        // A line of the next panel for each line of this one: memory works while this one is transposed.
+        __builtin_prefetch(source + ahead);
+        square[lane] = load_some<P>(keys.type, source, keys.columns - element);
       }
       transpose<Unit>(square);
       Unit* target = panel + unit * panel_lanes<P> + group * count;
