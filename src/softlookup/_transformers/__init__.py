@@ -1,0 +1,1 @@
+"""Rooms of the transformers adapter; `softlookup.transformers` is its door."""

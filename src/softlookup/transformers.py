@@ -1,0 +1,281 @@
+"""softlookup under Hugging Face transformers: `register()`, then `model.set_attn_implementation("softlookup")`.
+
+Policy. The attention function and the mask function are registered together, because a key without a mask function
+gets no mask at all and padding would be lost in silence. Tensors are read in place through NumPy views and the result
+is written into a tensor of the layout that transformers wants: nothing is copied. Whatever this adapter cannot honour
+raises, and names the keyword; nothing is ignored but what cannot change the result. torch.compile breaks its graph
+around both functions.
+
+A mask keeps the meaning that the stock "eager" implementation gives it, with one difference: a row from which every key
+is hidden (a padding token on the left) is 0 here and an average over hidden keys there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+try:
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from softlookup._transformers.masks import MaskPlan, plan_mask
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"softlookup.transformers needs {missing.name}: pip install 'softlookup[transformers]'", name=missing.name
+    ) from missing
+
+import softlookup as sl
+
+__all__ = ["register"]
+
+KEY = "softlookup"
+
+# Keywords that models pass along and that cannot change what attention computes.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_attentions",  # judged on its own
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",  # packed sequences are in the mask already
+        "return_dict",
+        "use_cache",
+    }
+)
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+Observer = Callable[[torch.nn.Module, sl.Stats], None]
+_observer: ContextVar[Observer | None] = ContextVar("softlookup_observer", default=None)
+
+
+def register() -> None:
+    """Make "softlookup" an attention implementation of transformers; calling it again changes nothing.
+
+    Afterwards `model.set_attn_implementation("softlookup")`, or `attn_implementation="softlookup"` at loading, runs
+    every layer that goes through transformers' `AttentionInterface` on `softlookup.attention`: causal, sliding-window,
+    chunked, packed, padded and 4-D user masks (bool: True attends; float: added, and finfo.min hides), static and
+    dynamic caches, grouped heads, softcap, sinks and position biases. The models run without gradients.
+
+    Raises
+    ------
+    NotImplementedError
+        Later, in a forward pass: for dropout > 0, requested attention weights, or a keyword it does not know.
+    RuntimeError
+        Later, in a forward pass that records gradients.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> import softlookup.transformers
+    >>> softlookup.transformers.register()
+    >>> config = transformers.LlamaConfig(
+    ...     hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+    ...     num_attention_heads=4, num_key_value_heads=2, vocab_size=50,
+    ... )
+    >>> model = transformers.LlamaForCausalLM(config).eval()
+    >>> tokens = torch.arange(6)[None]
+    >>> with torch.no_grad():
+    ...     stock = model(tokens).logits
+    ...     model.set_attn_implementation("softlookup")
+    ...     ours = model(tokens).logits
+    >>> bool((stock - ours).abs().max() < 1e-5)
+    True
+    """
+    AttentionInterface.register(KEY, _outside_graphs(_attention_forward))
+    AttentionMaskInterface.register(KEY, _outside_graphs(plan_mask))
+
+
+@functools.cache
+def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch.compile is to see it: called, never traced."""
+    compiler: Any = torch.compiler
+    called: Callable[..., Any] = compiler.disable(function)
+    return called
+
+
+@contextlib.contextmanager
+def observe(observer: Observer) -> Iterator[None]:
+    """Call `observer(module, stats)` after every attention inside the block, with statistics [B, Hq, N]."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def _attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | MaskPlan | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: query [B, Hq, N, d_k], key and value [B, Hk, M, d], result [B, N, Hq, d_v]."""
+    if dropout or not kwargs.keys() <= _HARMLESS or _wants_weights(module, kwargs):
+        _refuse_unsupported(module, dropout, kwargs)
+    if torch.is_grad_enabled() or not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in _FLOATS):
+        _refuse_tensors(query, key, value, s_aux, position_bias, attention_mask)
+    observer = _observer.get()
+    if isinstance(attention_mask, MaskPlan):
+        key, value, position_bias = _cut(attention_mask, key, value, position_bias)
+        lookup: dict[str, Any] = {}
+        if attention_mask.mask is not None or observer is not None:  # else nothing looks at positions
+            lookup.update(mask=attention_mask.mask, q_start=attention_mask.q_start, k_start=attention_mask.k_start)
+    elif attention_mask is None:
+        lookup = _unmasked(query.shape[2], key.shape[2], is_causal, sliding_window)
+    else:
+        lookup = _user_mask(attention_mask)
+    if position_bias is not None:
+        bias = _array(position_bias)
+        lookup["bias"] = bias + lookup["bias"] if "bias" in lookup else bias
+    if s_aux is not None:
+        lookup["sinks"] = _array(s_aux if s_aux.dtype is torch.float64 else s_aux.float())
+    batch = max(query.shape[0], key.shape[0])
+    out = torch.empty((batch, query.shape[2], query.shape[1], value.shape[3]), dtype=query.dtype)
+    q, k, v = _array(query), _array(key), _array(value)
+    lookup.update(scale=scaling, softcap=softcap, out=_array(out).swapaxes(1, 2), threads=torch.get_num_threads())
+    if observer is None:
+        sl.attention(q, k, v, **lookup)
+    else:
+        _, stats = sl.attention(q, k, v, stats=True, **lookup)
+        observer(module, stats)
+    return out, None
+
+
+def _wants_weights(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether attention weights are asked for, in the call or in the config (set while another implementation ran)."""
+    return bool(kwargs.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False))
+
+
+def _refuse_unsupported(module: torch.nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
+    reasons = []
+    if dropout:
+        reasons.append(f"dropout={dropout} (call model.eval(), or set the config's attention dropout to 0)")
+    if _wants_weights(module, kwargs):
+        reasons.append(
+            "output_attentions=True (softlookup.attention_weights gives the weights of chosen rows and heads; "
+            "attn_implementation='eager' stores them all)"
+        )
+    reasons += [name for name, value in kwargs.items() if name not in _HARMLESS and value is not None]
+    if reasons:
+        raise NotImplementedError(
+            f"softlookup's attention, called by {type(module).__name__}, does not support {'; '.join(reasons)}"
+        )
+
+
+def _refuse_tensors(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: torch.Tensor | MaskPlan | None
+) -> None:
+    tensors = [query, key, value, *(other for other in others if isinstance(other, torch.Tensor))]
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise ValueError(
+                f"softlookup computes on CPUs and was given a tensor on {tensor.device}: "
+                "load the weights and move the model with model.to('cpu')"
+            )
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise RuntimeError(
+            "softlookup has no gradients for transformers yet and was given a tensor that requires grad: "
+            "use torch.no_grad() around the forward pass"
+        )
+    for tensor in tensors[:3]:
+        if tensor.dtype not in _FLOATS:
+            raise TypeError(
+                f"softlookup was given {tensor.dtype}, expected one of {', '.join(map(str, _FLOATS))}: "
+                "load the model with one of these dtypes"
+            )
+
+
+def _cut(
+    plan: MaskPlan, key: torch.Tensor, value: torch.Tensor, position_bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Leave out the columns that the plan hides from every query."""
+    if key.shape[2] != plan.keys:
+        raise ValueError(
+            f"the attention mask was made for {plan.keys} keys and the layer has {key.shape[2]}: the cache "
+            "and the mask disagree (a cache made for another config?)"
+        )
+    end = plan.visible_keys
+    if end == plan.keys:
+        return key, value, position_bias
+    return key[:, :, :end], value[:, :, :end], None if position_bias is None else position_bias[..., :end]
+
+
+def _unmasked(queries: int, keys: int, is_causal: bool | None, sliding_window: int | None) -> dict[str, Any]:
+    """No mask is no mask (cross-attention, encoders), unless the layer itself asks for one by keyword.
+
+    `sliding_window` is left + 1, and in a layer that is not causal also right + 1. It counts only here: as in the stock
+    implementations, a mask that is given holds its window already.
+    """
+    width = sliding_window if sliding_window is not None and sliding_window < max(queries, keys) else None
+    if width is None and (not is_causal or queries == 1):
+        return {}
+    if queries != keys:
+        raise ValueError(
+            f"is_causal={is_causal} and sliding_window={sliding_window} without an attention mask leave the positions "
+            f"of {queries} queries among {keys} keys open: pass an attention_mask"
+        )
+    if width is None:
+        return {"mask": sl.Causal()}
+    return {"mask": sl.Window(width - 1, 0 if is_causal else width - 1)}
+
+
+def _user_mask(mask: torch.Tensor) -> dict[str, Any]:
+    """A user's mask [B or 1, Hq or 1, N or 1, M], as the stock implementations read it."""
+    if mask.ndim != 4:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, expected 4 axes [batch, heads or 1, queries, keys]"
+        )
+    if mask.dtype is torch.bool:
+        return {"mask": sl.Dense(mask.numpy())}
+    if mask.dtype not in _FLOATS:
+        raise TypeError(
+            f"attention_mask has type {mask.dtype}, expected bool (True attends) or float (added to the scores): "
+            "for a mask of 0 and 1 pass attention_mask.bool()"
+        )
+    mask = mask.detach()
+    # A float32 mask may have been filled with bfloat16's least number, which is not float32's.
+    hidden = mask <= max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
+    if not bool(((mask != 0) & ~hidden).any()):
+        return {"mask": sl.Dense((~hidden).numpy())}
+    return {"bias": _array(mask.masked_fill(hidden, -torch.inf))}
+
+
+@functools.cache
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            "bfloat16 models need ml_dtypes: pip install 'softlookup[transformers]'", name="ml_dtypes"
+        ) from missing
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The tensor's own memory as an array. (A parameter still says requires_grad where no gradient is recorded.)"""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(_bfloat16())
+    return tensor.numpy()
