@@ -10,6 +10,23 @@
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
+// Consecutive strips that share a pass over a tile.
+struct Stack {
+  int count;
+  Strip strips[stack_strips];
+  int64_t first_row;  // within the item
+  int64_t rows;
+
+  int64_t place(const Strip& strip) const { return strip.first_row - first_row; }
+};
+
+// What the scores are counted in (see ScoreUnit): nats, or the scale where it is an ordinary positive number and
+// nothing but the mask edits the scores. (Hidden keys hold -inf, and -inf times a scale that rounds to 0 is NaN.)
+inline double unit_of(const Problem& problem) {
+  const bool ordinary = problem.scale >= 0x1p-64 && problem.scale <= 0x1p64;
+  return ordinary && !problem.bias.data && !(problem.softcap > 0) ? problem.scale : 1.0;
+}
+
 // What one call of `attend` works with.
 template <class P>
 struct Run {
@@ -25,8 +42,11 @@ struct Run {
   Matrix values;
   int64_t units;  // of d_k
   int64_t strips;
-  bool values_in_place;  // values are read where they lie
-  int64_t block = 0;     // absolute index of the current block
+  ScoreUnit<T> unit;
+  T factor;                            // of a product of q and k in a score
+  Visible visible[stack_strips] = {};  // by the strips of the current stack
+  bool values_in_place;                // values are read where they lie
+  int64_t block = 0;                   // absolute index of the current block
   uint64_t packed_panels[block_tiles] = {};
   bool packed_values[block_tiles] = {};
 
@@ -39,7 +59,9 @@ struct Run {
         keys(key_matrix(problem_, item_, problem_.key, problem_.width)),
         values(key_matrix(problem_, item_, problem_.value, problem_.value_width)),
         units(units_of<P>(problem_.width)),
-        strips(strips_of(rows)) {
+        strips(strips_of(rows)),
+        unit(unit_of(problem_)),
+        factor(static_cast<T>(problem_.scale / unit_of(problem_))) {
     // A single strip reads each value once: a copy would only cost. The row stride must be a whole number of units.
     values_in_place = strips == 1 && P::products == 1 && size_of(values.type) == sizeof(T) &&
                       values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
@@ -47,7 +69,14 @@ struct Run {
   }
 
   Strip strip(int64_t index) const { return strip_at(problem, item, rows, index); }
-  Sight<T> sight() const { return {scratch.bits, scratch.bias, scratch.predicted}; }
+  Stack stack(int64_t first) const {
+    Stack stack = {0, {}, strip(first).first_row, 0};
+    for (int64_t index = first; index < smaller(first + stack_strips, strips); ++index) {
+      stack.strips[stack.count++] = strip(index);
+      stack.rows += stack.strips[stack.count - 1].rows;
+    }
+    return stack;
+  }
   const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
 
   void start_block(int64_t index) {
@@ -68,34 +97,62 @@ void pack_queries(Run<P>& run) {
   }
 }
 
+// What each strip of the stack sees of the tile; false where none sees anything.
 template <class P>
-void score_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
-  using T = typename P::Number;
-  const int64_t panel_units = run.units * panel_lanes<P>;
-  const int64_t last_panel = (visible.last + panel_lanes<P> - 1) / panel_lanes<P>;
-  const T scale = static_cast<T>(run.problem.scale);
-  with_rows<strip_rows>(strip.rows, [&](auto rows) {
-    for (int64_t panel = visible.first / panel_lanes<P>; panel < last_panel; ++panel) {
-      auto* keys = run.scratch.keys + (tile.index * tile_panels<P> + panel) * panel_units;
-      const uint64_t bit = uint64_t{1} << panel;
-      if (!(run.packed_panels[tile.index] & bit)) {
-        // The first strip to need a panel packs it, so that it is still in the nearest cache for the product.
-        pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
-        run.packed_panels[tile.index] |= bit;
-      }
-      score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, scale,
-                                                       run.scratch.scores + panel * panel_lanes<P>);
+bool see_stack(Run<P>& run, const Stack& stack, const Tile& tile) {
+  bool any = false;
+  for (int i = 0; i < stack.count; ++i) {
+    const int64_t place = stack.place(stack.strips[i]);
+    run.visible[i] = see<typename P::Number>(
+        stack.strips[i], tile, {run.scratch.bits + place, run.scratch.bias + place * tile_keys, run.scratch.predicted});
+    any = any || run.visible[i].first < run.visible[i].last;
+  }
+  return any;
+}
+
+// A panel of the current block's keys. Whoever needs it first packs it, so it is still in the nearest cache for the
+// product.
+template <class P>
+const typename P::Unit* key_panel(Run<P>& run, const Tile& tile, int64_t panel) {
+  auto* keys = run.scratch.keys + (tile.index * tile_panels<P> + panel) * run.units * panel_lanes<P>;
+  const uint64_t bit = uint64_t{1} << panel;
+  if (!(run.packed_panels[tile.index] & bit)) {
+    pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
+    run.packed_panels[tile.index] |= bit;
+  }
+  return keys;
+}
+
+template <class P>
+void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
+  for (int64_t panel = 0; panel < tile_panels<P>; ++panel) {
+    for (int i = 0; i < stack.count; ++i) {
+      const Visible& visible = run.visible[i];
+      if (visible.last <= panel * panel_lanes<P> || visible.first >= (panel + 1) * panel_lanes<P>) continue;
+      const Strip& strip = stack.strips[i];
+      const auto* keys = key_panel(run, tile, panel);
+      auto* scores = run.scratch.scores + stack.place(strip) * tile_keys + panel * panel_lanes<P>;
+      with_rows<strip_rows>(strip.rows, [&](auto rows) {
+        score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, run.factor, scores);
+      });
     }
-  });
+  }
+}
+
+template <class P>
+VectorRange vectors_of(const Visible& visible) {
+  constexpr int64_t count = lanes<typename P::Number>;
+  return {visible.first / count, (visible.last + count - 1) / count};
 }
 
 // Softcap, bias and mask, in this order, over the vectors of a tile that hold visible keys.
 template <class P>
-void edit_scores(Run<P>& run, const Strip& strip, const Visible& visible, VectorRange range) {
+void edit_strip(Run<P>& run, int64_t place, int height, const Visible& visible) {
   using T = typename P::Number;
+  const VectorRange range = vectors_of<P>(visible);
   const T softcap = static_cast<T>(run.problem.softcap);
   const bool has_bias = run.problem.bias.data != nullptr;
-  for (int row = 0; row < strip.rows; ++row) {
+  for (int64_t row = place; row < place + height; ++row) {
     T* scores = run.scratch.scores + row * tile_keys;
     const T* bias = run.scratch.bias + row * tile_keys;
     const Bits bits = run.scratch.bits[row];
@@ -114,15 +171,39 @@ void edit_scores(Run<P>& run, const Strip& strip, const Visible& visible, Vector
 }
 
 template <class P>
-void softmax_tile(Run<P>& run, const Strip& strip, const Tile& tile, VectorRange range) {
+void edit_tile(Run<P>& run, const Stack& stack) {
+  const bool every = run.problem.bias.data != nullptr || run.problem.softcap > 0;
+  for (int i = 0; i < stack.count; ++i) {
+    const Strip& strip = stack.strips[i];
+    if (every || !run.visible[i].whole) edit_strip(run, stack.place(strip), strip.rows, run.visible[i]);
+  }
+}
+
+template <class P>
+void softmax_strip(Run<P>& run, int64_t place, int height, const Tile& tile, const Visible& visible) {
+  using T = typename P::Number;
   State<P>& partial = run.scratch.partial;
-  for (int row = 0; row < strip.rows; ++row) {
-    const auto* scores = run.scratch.scores + row * tile_keys;
-    auto* weights = run.scratch.weights + row * tile_units<P>;
-    partial.visible[row] += count_bits(run.scratch.bits[row]);
-    run.scratch.rescale[row] = partial.moments
-                                   ? softmax_row<P, true>(scores, weights, range, tile.first_key, partial, row)
-                                   : softmax_row<P, false>(scores, weights, range, tile.first_key, partial, row);
+  const VectorRange range = vectors_of<P>(visible);
+  T largest[strip_rows];  // all rows first: a row's exponentials need not wait for its own maximum
+  for (int row = 0; row < height; ++row) {
+    largest[row] = row_maximum(run.scratch.scores + (place + row) * tile_keys, range);
+  }
+  const auto softmax = partial.moments ? softmax_row<P, true> : softmax_row<P, false>;
+  for (int row = 0; row < height; ++row) {
+    const int64_t own = place + row;
+    partial.visible[own] += count_bits(run.scratch.bits[own]);
+    run.scratch.rescale[own] =
+        softmax(run.scratch.scores + own * tile_keys, largest[row], run.scratch.weights + own * tile_units<P>, range,
+                run.unit, tile.first_key, partial, own);
+  }
+}
+
+template <class P>
+void softmax_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
+  for (int i = 0; i < stack.count; ++i) {
+    const Strip& strip = stack.strips[i];
+    const Visible& visible = run.visible[i];
+    if (visible.first < visible.last) softmax_strip(run, stack.place(strip), strip.rows, tile, visible);
   }
 }
 
@@ -146,26 +227,39 @@ Panel<typename P::Unit> value_panel(Run<P>& run, const Tile& tile, int64_t panel
 // Values read where they lie come from memory, a few lines at a time: they are asked for this many keys ahead.
 constexpr int keys_ahead = 24;
 
+// The units of a tile that hold visible keys: [first, last).
+struct UnitRange {
+  int64_t first, last;
+};
 template <class P>
-void weigh_tile(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
+UnitRange units_of_visible(const Visible& visible) {
+  return {visible.first / P::products, (visible.last + P::products - 1) / P::products};
+}
+
+template <class P>
+void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial;
-  const int64_t first = visible.first / P::products;
-  const int64_t last = (visible.last + P::products - 1) / P::products;
-  with_rows<strip_rows>(strip.rows, [&](auto rows) {
-    constexpr int count = decltype(rows)::count;
-    const auto weigh = run.values_in_place ? weigh_panel<P, count, keys_ahead> : weigh_panel<P, count>;
-    for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
-      const auto values = value_panel(run, tile, panel, first);
-      weigh(run.scratch.weights + first, values.units, values.step, last - first, run.scratch.rescale,
-            partial.accumulator + panel * panel_lanes<P>, partial.width);
+  for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
+    for (int i = 0; i < stack.count; ++i) {
+      const UnitRange range = units_of_visible<P>(run.visible[i]);
+      if (range.first >= range.last) continue;
+      const int64_t place = stack.place(stack.strips[i]);
+      const auto values = value_panel(run, tile, panel, range.first);
+      with_rows<strip_rows>(stack.strips[i].rows, [&](auto rows) {
+        constexpr int count = decltype(rows)::count;
+        const auto weigh = run.values_in_place ? weigh_panel<P, count, keys_ahead> : weigh_panel<P, count>;
+        weigh(run.scratch.weights + place * tile_units<P> + range.first, values.units, values.step,
+              range.last - range.first, run.scratch.rescale + place,
+              partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
+      });
     }
-  });
+  }
 }
 
 // Copies one row's weights and one panel of values without what is hidden from the row. A visible value that is not
 // finite shows even where its weight rounded to zero: in exact arithmetic no weight is zero.
 template <class P>
-void clean_panel(Run<P>& run, int row, Panel<typename P::Unit> values, int64_t first, int64_t last) {
+void clean_panel(Run<P>& run, int64_t row, Panel<typename P::Unit> values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
   const Bits bits = run.scratch.bits[row];
   const Unit* weights = run.scratch.weights + row * tile_units<P>;
@@ -188,48 +282,47 @@ void clean_panel(Run<P>& run, int row, Panel<typename P::Unit> values, int64_t f
 
 // weigh_tile for values that may hold NaN or infinity: row by row, selecting instead of multiplying by zero.
 template <class P>
-void weigh_tile_carefully(Run<P>& run, const Strip& strip, const Tile& tile, const Visible& visible) {
+void weigh_tile_carefully(Run<P>& run, const Stack& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial;
-  const int64_t first = visible.first / P::products;
-  const int64_t last = (visible.last + P::products - 1) / P::products;
-  for (int row = 0; row < strip.rows; ++row) {
-    for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
-      clean_panel(run, row, value_panel(run, tile, panel, first), first, last);
-      weigh_panel<P, 1>(run.scratch.clean_weights + first, run.scratch.clean_values + first * panel_lanes<P>,
-                        panel_lanes<P>, last - first, run.scratch.rescale + row,
-                        partial.accumulator + row * partial.width + panel * panel_lanes<P>, partial.width);
+  for (int i = 0; i < stack.count; ++i) {
+    const UnitRange range = units_of_visible<P>(run.visible[i]);
+    if (range.first >= range.last) continue;
+    const int64_t place = stack.place(stack.strips[i]);
+    for (int64_t row = place; row < place + stack.strips[i].rows; ++row) {
+      for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
+        clean_panel(run, row, value_panel(run, tile, panel, range.first), range.first, range.last);
+        weigh_panel<P, 1>(run.scratch.clean_weights + range.first,
+                          run.scratch.clean_values + range.first * panel_lanes<P>, panel_lanes<P>,
+                          range.last - range.first, run.scratch.rescale + row,
+                          partial.accumulator + row * partial.width + panel * panel_lanes<P>, partial.width);
+      }
     }
   }
 }
 
 template <class P>
-VectorRange vectors_of(const Visible& visible) {
-  constexpr int64_t count = lanes<typename P::Number>;
-  return {visible.first / count, (visible.last + count - 1) / count};
+void pack_values(Run<P>& run, const Tile& tile) {
+  if (run.values_in_place || run.packed_values[tile.index]) return;
+  pack_rows<P>(run.values, tile.first_key, tile_keys, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
+               block_units<P> * panel_lanes<P>, run.scratch.copies);
+  run.packed_values[tile.index] = true;
 }
 
-// One block for one strip, into the scratch's partial result.
+// One block for one stack, into the scratch's partial result.
 template <class P>
-void attend_strip(Run<P>& run, const Strip& strip, bool carefully) {
-  run.scratch.partial.reset(strip.rows);
+void attend_stack(Run<P>& run, const Stack& stack, bool carefully) {
+  run.scratch.partial.reset(stack.rows);
   for (int64_t index = 0; index < block_tiles; ++index) {
     const Tile tile = tile_at(run.problem, run.block, index);
-    if (tile.low >= tile.high) continue;
-    const Visible visible = see(strip, tile, run.sight());
-    if (visible.first >= visible.last) continue;
-    const VectorRange range = vectors_of<P>(visible);
-    score_tile(run, strip, tile, visible);
-    if (!visible.whole || run.problem.bias.data || run.problem.softcap > 0) edit_scores(run, strip, visible, range);
-    softmax_tile(run, strip, tile, range);
-    if (!run.values_in_place && !run.packed_values[index]) {
-      pack_rows<P>(run.values, tile.first_key, tile_keys, run.scratch.values + index * tile_units<P> * panel_lanes<P>,
-                   block_units<P> * panel_lanes<P>, run.scratch.copies);
-      run.packed_values[index] = true;
-    }
+    if (tile.low >= tile.high || !see_stack(run, stack, tile)) continue;
+    score_tile(run, stack, tile);
+    edit_tile(run, stack);
+    softmax_tile(run, stack, tile);
+    pack_values(run, tile);
     if (carefully) {
-      weigh_tile_carefully(run, strip, tile, visible);
+      weigh_tile_carefully(run, stack, tile);
     } else {
-      weigh_tile(run, strip, tile, visible);
+      weigh_tile(run, stack, tile);
     }
   }
 }

@@ -90,7 +90,7 @@ class Team {
   }
 
   bool all_here() const {
-    const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(200);
+    const Clock::time_point deadline = Clock::now() + std::chrono::seconds(1);
     while (arrived_.load() < static_cast<int>(starts_.size())) {
       if (late_.load() || Clock::now() > deadline) return false;
     }

@@ -15,8 +15,9 @@ struct Constants<float> {
   static constexpr float log2_e = 1.44269504088896340736f;
   static constexpr float rounder = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   static constexpr int exponent_shift = 23;
-  static constexpr float lowest_exponent = -87.3f;  // e^x is zero below: it would be subnormal
+  static constexpr float lowest_exponent = -125;  // 2^n is zero below: it would be subnormal
   static constexpr float smallest = 0x1p-126f;
+  static constexpr float largest = 0x1.fffffep127f;
   static constexpr float infinity = __builtin_inff();
   static constexpr float exp2[] = {0.693147188f,    0.2402265076f,   0.05550357114f,
                                    0.009618082557f, 0.001339086336f, 0.0001545316295f};
@@ -29,8 +30,9 @@ struct Constants<double> {
   static constexpr double log2_e = 1.44269504088896340736;
   static constexpr double rounder = 0x1.8p52;
   static constexpr int exponent_shift = 52;
-  static constexpr double lowest_exponent = -708.3;
+  static constexpr double lowest_exponent = -1021;
   static constexpr double smallest = 0x1p-1022;
+  static constexpr double largest = 0x1.fffffffffffffp1023;
   static constexpr double infinity = __builtin_inf();
   static constexpr double exp2[] = {0.69314718055994530942,     0.2402265069591009822,    0.055504108664821594339,
                                     0.0096181291076068885273,   0.001333355814641693531,  0.00015403530441736050155,
@@ -51,19 +53,26 @@ inline Vector<T> polynomial(const T (&coefficients)[count], Vector<T> x) {
   return value;
 }
 
-// e^x for x <= 0: exactly 1 at 0, exactly 0 below the smallest normal number and at -inf, NaN at NaN.
+// 2^(rate * x) for rate * x <= 0: exactly 1 at 0, exactly 0 below the smallest normal number and at -inf, NaN at NaN.
 template <class T>
-inline Vector<T> exp_nonpositive(Vector<T> x) {
+inline Vector<T> exp2_nonpositive(Vector<T> x, Vector<T> rate) {
   using C = Constants<T>;
   using Whole = Vector<Integer<T>>;
   const Vector<T> rounder = splat(C::rounder);
-  const Vector<T> shifted = fma(x, splat(C::log2_e), rounder);
-  const Vector<T> fraction = fma(x, splat(C::log2_e), rounder - shifted);
+  const Vector<T> shifted = fma(x, rate, rounder);
+  const Vector<T> whole = shifted - rounder;
+  const Vector<T> fraction = fma(x, rate, -whole);
   const Vector<T> power = fma(polynomial(C::exp2, fraction), fraction, splat(T{1}));
   // The rounder's own bits leave with the shift, and a NaN's low bits are zero: what is added is 2^n's exponent, or
-  // nothing.
+  // none.
   const Vector<T> scaled = (Vector<T>)((Whole)power + ((Whole)shifted << C::exponent_shift));
-  return x < splat(C::lowest_exponent) ? Vector<T>{} : scaled;
+  return whole < splat(C::lowest_exponent) ? Vector<T>{} : scaled;
+}
+
+// e^x for x <= 0.
+template <class T>
+inline Vector<T> exp_nonpositive(Vector<T> x) {
+  return exp2_nonpositive<T>(x, splat(Constants<T>::log2_e));
 }
 
 template <class T>

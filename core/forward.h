@@ -79,12 +79,14 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
     if (problem.stopped(problem.predicate_context)) return;
     if (!enter_block(run, block)) continue;
-    for (int64_t index = 0; index < run.strips; ++index) {
-      const Strip strip = run.strip(index);
-      attend_strip(run, strip, false);
+    for (int64_t index = 0; index < run.strips; index += stack_strips) {
+      const Stack stack = run.stack(index);
+      attend_stack(run, stack, false);
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
-      if (!all_finite(run.scratch.partial, strip.rows)) attend_strip(run, strip, true);
-      for (int row = 0; row < strip.rows; ++row) fold_row(state, strip.first_row + row, run.scratch.partial, row);
+      if (!all_finite(run.scratch.partial, stack.rows)) attend_stack(run, stack, true);
+      for (int64_t row = 0; row < stack.rows; ++row) {
+        fold_row(state, stack.first_row + row, run.scratch.partial, row, run.unit);
+      }
     }
   }
 }
@@ -97,21 +99,23 @@ void fold(const Problem& problem, const Item& item, char* state_memory, const ch
   Carver next_carver(const_cast<char*>(next_memory));
   State<P> state(problem, rows, carver);
   const State<P> next(problem, rows, next_carver);
-  for (int64_t row = 0; row < rows; ++row) fold_row(state, row, next, row);
+  const ScoreUnit<typename P::Number> unit(unit_of(problem));
+  for (int64_t row = 0; row < rows; ++row) fold_row(state, row, next, row, unit);
 }
 
+// In natural units, whatever the run counted in.
 template <class P>
-void write_moments(const State<P>& state, int64_t row, double* target) {
+void write_moments(const State<P>& state, int64_t row, double unit, double* target) {
   const RowMoments& moments = state.moments[row];
-  target[moment_maximum] = static_cast<double>(state.maximum[row]);
+  target[moment_maximum] = unit * static_cast<double>(state.maximum[row]);
   target[moment_sum] = static_cast<double>(state.sum[row]);
-  target[moment_first] = moments.first;
-  target[moment_second] = moments.second;
+  target[moment_first] = unit * moments.first;
+  target[moment_second] = unit * unit * moments.second;
   target[moment_squares] = moments.squares;
   target[moment_column] = moments.column;
   target[moment_argmax] = moments.argmax;
   target[moment_visible] = static_cast<double>(state.visible[row]);
-  target[moment_first_score] = moments.first_score;
+  target[moment_first_score] = unit * moments.first_score;
 }
 
 // Rounds numbers to a type and stores them `step` bytes apart.
@@ -133,12 +137,13 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
   Carver carver(state_memory);
   State<P> state(problem, rows, carver);
   T* values = reinterpret_cast<T*>(scratch);
+  const ScoreUnit<T> unit(unit_of(problem));
   const Strip all = {&problem, &item, 0, static_cast<int>(rows)};
   char* data = problem.out.data + batch_offset(problem, problem.out, item.batch);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t head = all.head(static_cast<int>(row));
     const int64_t query = item.first_query + row / all.group();
-    const T before = state.maximum[row];
+    const T before = unit.natural * state.maximum[row];
     const T sink = problem.sinks ? static_cast<T>(problem.sinks[head]) : -Constants<T>::infinity;
     const T after = sink > before ? sink : before;
     const T shift = after == -Constants<T>::infinity ? T{0} : after;
@@ -155,7 +160,7 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
                   values, problem.value_width);
     if (problem.moments) {
       const int64_t place = (item.batch * problem.query_heads + head) * problem.queries + query;
-      write_moments(state, row, problem.moments + place * moment_count);
+      write_moments(state, row, unit_of(problem), problem.moments + place * moment_count);
     }
   }
 }
@@ -180,23 +185,30 @@ template <class P>
 void scores(const Problem& problem, const Item& item, BlockRange blocks, char* scratch) {
   const SubnormalsAreZero mode;
   Run<P> run(problem, item, scratch);
+  run.factor = static_cast<typename P::Number>(problem.scale);
   pack_queries(run);
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
     if (problem.stopped(problem.predicate_context)) return;
     const bool seen = enter_block(run, block);
-    for (int64_t index = 0; index < run.strips; ++index) {
-      const Strip strip = run.strip(index);
+    for (int64_t index = 0; index < run.strips; index += stack_strips) {
+      const Stack stack = run.stack(index);
       for (int64_t place = 0; place < block_tiles; ++place) {
         const Tile tile = tile_at(problem, block, place);
         if (tile.low >= tile.high) continue;
-        Visible visible = seen ? see(strip, tile, run.sight()) : Visible{0, 0, false};
-        const bool nothing = visible.first >= visible.last;
-        if (!nothing) {
-          visible = {0, tile_keys, visible.whole};
-          score_tile(run, strip, tile, visible);
-          edit_scores(run, strip, visible, vectors_of<P>(visible));
+        if (seen) see_stack(run, stack, tile);
+        for (int i = 0; i < stack.count; ++i) {
+          const bool nothing = !seen || run.visible[i].first >= run.visible[i].last;
+          run.visible[i] = {0, nothing ? 0 : tile_keys, run.visible[i].whole};
         }
-        store_scores(problem, item, strip, tile, run.scratch.scores, nothing);
+        if (seen) {
+          score_tile(run, stack, tile);
+          edit_tile(run, stack);
+        }
+        for (int i = 0; i < stack.count; ++i) {
+          const Strip& strip = stack.strips[i];
+          store_scores(problem, item, strip, tile, run.scratch.scores + stack.place(strip) * tile_keys,
+                       run.visible[i].last == 0);
+        }
       }
     }
   }

@@ -30,7 +30,6 @@ inline bool any_lane(V mask) {
 
 // ---- peaks: chains of multiply-adds ----
 
-// sum * 1 + 1/2: a product that does not depend on the sum would be taken out of the loop where there is no fma.
 template <class T>
 struct MultiplyAdd {
   using Lane = T;
@@ -38,7 +37,13 @@ struct MultiplyAdd {
   static constexpr double gain = 0.5;
   static Vector<T> left() { return splat(T{1}); }
   static Vector<T> right() { return splat(static_cast<T>(0.5)); }
-  static Vector<T> apply(Vector<T> sum, Vector<T> left, Vector<T> right) { return fma(sum, left, right); }
+  static Vector<T> apply(Vector<T> sum, Vector<T> left, Vector<T> right) {
+#if defined(__x86_64__) && !defined(__AVX2__)
+    return fma(sum, left, right);  // no fma here: a product of what stays the same would be taken out of the loop
+#else
+    return fma(left, right, sum);
+#endif
+  }
 };
 
 #if SOFTLOOKUP_BFLOAT16_DOT

@@ -67,6 +67,10 @@ struct State {
   }
 };
 
+// Strips that take turns at one panel of keys or values while it is in the nearest cache.
+constexpr int stack_strips = 4;
+constexpr int stack_rows = stack_strips * strip_rows;
+
 template <class P>
 struct Scratch {
   using T = typename P::Number;
@@ -75,11 +79,11 @@ struct Scratch {
   Unit* queries;        // strip after strip, each [units of d_k][rows of the strip]
   Unit* keys;           // one block: [panels][units of d_k][panel_lanes]
   Unit* values;         // one block: [panels of d_v][units of keys][panel_lanes]
-  T* scores;            // [strip_rows][tile_keys]
-  Unit* weights;        // [strip_rows][tile_keys / products]; over the scores where a unit is one number
-  T* bias;              // [strip_rows][tile_keys]
-  Bits* bits;           // [strip_rows]
-  T* rescale;           // [strip_rows]
+  T* scores;            // [stack_rows][tile_keys]
+  Unit* weights;        // [stack_rows][tile_keys / products]; over the scores where a unit is one number
+  T* bias;              // [stack_rows][tile_keys]
+  Bits* bits;           // [stack_rows]
+  T* rescale;           // [stack_rows]
   Unit* clean_values;   // one panel of a tile without what is hidden
   Unit* clean_weights;  // [tile_keys / products]
   T* row;               // one row of output
@@ -87,17 +91,17 @@ struct Scratch {
   uint64_t* predicted;  // [predicates][rows][block_keys / 64]
   int64_t* heads;       // [rows]
   int64_t* positions;   // [rows]
-  State<P> partial;     // one block of one strip
+  State<P> partial;     // one block of one stack
 
   Scratch(const Problem& problem, int64_t rows, Carver& carver)
       : queries(carver.take<Unit>(rows * units_of<P>(problem.width))),
         keys(carver.take<Unit>(block_keys * units_of<P>(problem.width))),
         values(carver.take<Unit>(block_units<P> * padded_width<P>(problem.value_width))),
-        scores(carver.take<T>(strip_rows * tile_keys)),
-        weights(P::products == 1 ? reinterpret_cast<Unit*>(scores) : carver.take<Unit>(strip_rows * tile_units<P>)),
-        bias(carver.take<T>(problem.bias.data ? strip_rows * tile_keys : 0)),
-        bits(carver.take<Bits>(strip_rows)),
-        rescale(carver.take<T>(strip_rows)),
+        scores(carver.take<T>(stack_rows * tile_keys)),
+        weights(P::products == 1 ? reinterpret_cast<Unit*>(scores) : carver.take<Unit>(stack_rows * tile_units<P>)),
+        bias(carver.take<T>(problem.bias.data ? stack_rows * tile_keys : 0)),
+        bits(carver.take<Bits>(stack_rows)),
+        rescale(carver.take<T>(stack_rows)),
         clean_values(carver.take<Unit>(tile_units<P> * panel_lanes<P>)),
         clean_weights(carver.take<Unit>(tile_units<P>)),
         row(carver.take<T>(padded_width<P>(problem.value_width))),
@@ -105,7 +109,7 @@ struct Scratch {
         predicted(carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64))),
         heads(carver.take<int64_t>(problem.predicates ? rows : 0)),
         positions(carver.take<int64_t>(problem.predicates ? rows : 0)),
-        partial(problem, strip_rows, carver) {}
+        partial(problem, stack_rows, carver) {}
 };
 
 template <class P>
