@@ -20,13 +20,6 @@ struct Stack {
   int64_t place(const Strip& strip) const { return strip.first_row - first_row; }
 };
 
-// What the scores are counted in (see ScoreUnit): nats, or the scale where it is an ordinary positive number and
-// nothing but the mask edits the scores. (Hidden keys hold -inf, and -inf times a scale that rounds to 0 is NaN.)
-inline double unit_of(const Problem& problem) {
-  const bool ordinary = problem.scale >= 0x1p-64 && problem.scale <= 0x1p64;
-  return ordinary && !problem.bias.data && !(problem.softcap > 0) ? problem.scale : 1.0;
-}
-
 // What one call of `attend` works with.
 template <class P>
 struct Run {
@@ -42,8 +35,6 @@ struct Run {
   Matrix values;
   int64_t units;  // of d_k
   int64_t strips;
-  ScoreUnit<T> unit;
-  T factor;                            // of a product of q and k in a score
   Visible visible[stack_strips] = {};  // by the strips of the current stack
   bool values_in_place;                // values are read where they lie
   int64_t block = 0;                   // absolute index of the current block
@@ -59,9 +50,7 @@ struct Run {
         keys(key_matrix(problem_, item_, problem_.key, problem_.width)),
         values(key_matrix(problem_, item_, problem_.value, problem_.value_width)),
         units(units_of<P>(problem_.width)),
-        strips(strips_of(rows)),
-        unit(unit_of(problem_)),
-        factor(static_cast<T>(problem_.scale / unit_of(problem_))) {
+        strips(strips_of(rows)) {
     // A single strip reads each value once: a copy would only cost. The row stride must be a whole number of units.
     values_in_place = strips == 1 && P::products == 1 && size_of(values.type) == sizeof(T) &&
                       values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
@@ -125,6 +114,7 @@ const typename P::Unit* key_panel(Run<P>& run, const Tile& tile, int64_t panel) 
 
 template <class P>
 void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
+  const auto scale = static_cast<typename P::Number>(run.problem.scale);
   for (int64_t panel = 0; panel < tile_panels<P>; ++panel) {
     for (int i = 0; i < stack.count; ++i) {
       const Visible& visible = run.visible[i];
@@ -133,7 +123,7 @@ void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
       const auto* keys = key_panel(run, tile, panel);
       auto* scores = run.scratch.scores + stack.place(strip) * tile_keys + panel * panel_lanes<P>;
       with_rows<strip_rows>(strip.rows, [&](auto rows) {
-        score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, run.factor, scores);
+        score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, scale, scores);
       });
     }
   }
@@ -159,7 +149,7 @@ void edit_strip(Run<P>& run, int64_t place, int height, const Visible& visible) 
     for (int64_t v = range.first; v < range.last; ++v) {
       const int64_t key = v * lanes<T>;
       Vector<T> s = load(scores + key);
-      if (softcap > 0) s = splat(softcap) * tanh<T>(s / splat(softcap));
+      if (softcap > 0) s = capped(s, softcap);
       if (has_bias) s += load(bias + key);
       if (!visible.whole) {
         const auto here = static_cast<uint32_t>(bits.word[key >> 6] >> (key & 63));
@@ -192,9 +182,8 @@ void softmax_strip(Run<P>& run, int64_t place, int height, const Tile& tile, con
   for (int row = 0; row < height; ++row) {
     const int64_t own = place + row;
     partial.visible[own] += count_bits(run.scratch.bits[own]);
-    run.scratch.rescale[own] =
-        softmax(run.scratch.scores + own * tile_keys, largest[row], run.scratch.weights + own * tile_units<P>, range,
-                run.unit, tile.first_key, partial, own);
+    run.scratch.rescale[own] = softmax(run.scratch.scores + own * tile_keys, largest[row],
+                                       run.scratch.weights + own * tile_units<P>, range, tile.first_key, partial, own);
   }
 }
 
@@ -257,25 +246,32 @@ void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
 }
 
 // Copies one row's weights and one panel of values without what is hidden from the row. A visible value that is not
-// finite shows even where its weight rounded to zero: in exact arithmetic no weight is zero.
+// finite shows even where its weight rounded to zero, because in exact arithmetic no weight is zero: such a key gets
+// the smallest weight, and its finite numbers, which would be off the scale of the others, are left out.
 template <class P>
 void clean_panel(Run<P>& run, int64_t row, Panel<typename P::Unit> values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
   const Bits bits = run.scratch.bits[row];
-  const Unit* weights = run.scratch.weights + row * tile_units<P>;
-  std::memcpy(run.scratch.clean_weights, weights, sizeof(Unit) * static_cast<size_t>(tile_units<P>));
+  std::memcpy(run.scratch.clean_weights, run.scratch.weights + row * tile_units<P>,
+              sizeof(Unit) * static_cast<size_t>(tile_units<P>));
   for (int64_t unit = first; unit < last; ++unit) {
+    const Unit* source = values.units + (unit - first) * values.step;
+    Unit* target = run.scratch.clean_values + unit * panel_lanes<P>;
     bool seen[P::products];
-    for (int i = 0; i < P::products; ++i) seen[i] = bit_at(bits, unit * P::products + i);
+    bool lifted[P::products] = {};
+    for (int i = 0; i < P::products; ++i) {
+      const int64_t key = unit * P::products + i;
+      seen[i] = bit_at(bits, key);
+      if (!seen[i] || P::weight_at(run.scratch.clean_weights, key) != 0) continue;
+      for (int v = 0; v < panel_vectors; ++v) lifted[i] = lifted[i] || !P::finite(load(source + v * lanes<Unit>), i);
+      if (lifted[i]) P::set_weight(run.scratch.clean_weights, key, Constants<typename P::Number>::smallest);
+    }
     for (int v = 0; v < panel_vectors; ++v) {
-      const Vector<Unit> units = P::keep(load(values.units + (unit - first) * values.step + v * lanes<Unit>), seen);
-      store(run.scratch.clean_values + unit * panel_lanes<P> + v * lanes<Unit>, units);
+      Vector<Unit> units = P::keep(load(source + v * lanes<Unit>), seen);
       for (int i = 0; i < P::products; ++i) {
-        const int64_t key = unit * P::products + i;
-        if (seen[i] && !P::finite(units, i) && P::weight_at(run.scratch.clean_weights, key) == 0) {
-          P::set_weight(run.scratch.clean_weights, key, Constants<typename P::Number>::smallest);
-        }
+        if (lifted[i]) units = P::without_finite(units, i);
       }
+      store(target + v * lanes<Unit>, units);
     }
   }
 }
@@ -283,18 +279,23 @@ void clean_panel(Run<P>& run, int64_t row, Panel<typename P::Unit> values, int64
 // weigh_tile for values that may hold NaN or infinity: row by row, selecting instead of multiplying by zero.
 template <class P>
 void weigh_tile_carefully(Run<P>& run, const Stack& stack, const Tile& tile) {
+  using T = typename P::Number;
   State<P>& partial = run.scratch.partial;
+  const T one = 1;
   for (int i = 0; i < stack.count; ++i) {
     const UnitRange range = units_of_visible<P>(run.visible[i]);
     if (range.first >= range.last) continue;
     const int64_t place = stack.place(stack.strips[i]);
     for (int64_t row = place; row < place + stack.strips[i].rows; ++row) {
       for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
+        T* sums = partial.accumulator + row * partial.width + panel * panel_lanes<P>;
+        for (int v = 0; v < panel_vectors; ++v) {
+          store(sums + v * lanes<T>, shrunk(load(sums + v * lanes<T>), run.scratch.rescale[row]));
+        }
         clean_panel(run, row, value_panel(run, tile, panel, range.first), range.first, range.last);
         weigh_panel<P, 1>(run.scratch.clean_weights + range.first,
                           run.scratch.clean_values + range.first * panel_lanes<P>, panel_lanes<P>,
-                          range.last - range.first, run.scratch.rescale + row,
-                          partial.accumulator + row * partial.width + panel * panel_lanes<P>, partial.width);
+                          range.last - range.first, &one, sums, partial.width);
       }
     }
   }

@@ -191,7 +191,7 @@ void meet(Meeting<P>& meeting, int64_t tile_of_rows, int64_t tiles_of_rows) {
   pack_tile(meeting);
   while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != meeting.block) {
     // Who failed (a predicate that raised, no memory) hands on no turn: whoever waits gives up too.
-    if (problem.stopped(problem.predicate_context) || !meeting.gradients.wait(meeting.gradients.wait_context)) return;
+    if (problem.stopped(problem.context) || !meeting.gradients.wait(meeting.gradients.wait_context)) return;
   }
   typename P::Number* sums = query_sums_of(meeting);
   for (int64_t index = 0; index < block_tiles; ++index) {

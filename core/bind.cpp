@@ -5,13 +5,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "dispatch.h"
@@ -68,6 +71,15 @@ struct Call {
   std::atomic<bool> stopped{false};
   std::mutex mutex;
   std::exception_ptr error;
+  std::thread::id caller = std::this_thread::get_id();
+  std::chrono::steady_clock::time_point next_look = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+
+  // The first error is the one that is raised.
+  void stop(std::exception_ptr reason) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!error) error = reason;
+    stopped.store(true);
+  }
 
   const Buffer& open(nb::handle array, int flags = PyBUF_STRIDES) {
     buffers.emplace_back(array, flags);
@@ -126,16 +138,24 @@ bool predicate(void* context, const PredicateCall& asked) {
     ask(call, asked);
     return true;
   } catch (...) {
-    const std::lock_guard<std::mutex> lock(call.mutex);
-    if (!call.error) call.error = std::current_exception();
-    call.stopped.store(true);
+    call.stop(std::current_exception());
     return false;
   }
 }
 
-bool stopped(void* context) { return static_cast<Call*>(context)->stopped.load(std::memory_order_relaxed); }
+// Whether to give up. The thread that called looks now and then whether the user pressed Ctrl-C meanwhile.
+bool stopped(void* context) {
+  Call& call = *static_cast<Call*>(context);
+  const auto now = std::chrono::steady_clock::now();
+  if (std::this_thread::get_id() == call.caller && now > call.next_look) {
+    call.next_look = now + std::chrono::milliseconds(50);
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) call.stop(std::make_exception_ptr(nb::python_error()));
+  }
+  return call.stopped.load(std::memory_order_relaxed);
+}
 
-int64_t limit(nb::handle value) { return value.is_none() ? unlimited : nb::cast<int64_t>(value); }
+int64_t limit(nb::handle value) { return value.is_none() ? unlimited : std::min(unlimited, nb::cast<int64_t>(value)); }
 
 // An array of one value a batch item, or one for all.
 const int64_t* per_item(Call& call, nb::handle array, int64_t& step) {
@@ -214,7 +234,7 @@ void read_problem(Call& call, nb::handle q, nb::handle k, nb::handle out, Type t
   problem.key_start = k_start;
   read_mask(call, mask);
   problem.predicate = predicate;
-  problem.predicate_context = &call;
+  problem.context = &call;
   problem.stopped = stopped;
 }
 
@@ -309,6 +329,7 @@ std::vector<std::string> names(const std::vector<const Kernels*>& kernels) {
 
 NB_MODULE(_core, module) {
   using nb::literals::operator""_a;
+  watch_forks();
   module.doc() = "The compiled core of softlookup. Private: softlookup checks what it passes here.";
   module.attr("MOMENTS") = static_cast<int>(moment_count);
   module.attr("MOST_MASK_STEPS") = most_mask_nodes;

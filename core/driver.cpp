@@ -20,8 +20,6 @@ constexpr int64_t most_rows = 384;  // a packed tile of keys serves this many ro
 constexpr int64_t least_rows = 96;  // below, packing would show
 constexpr int64_t items_a_thread = 4;
 
-int64_t block_of(int64_t position) { return position / block_keys - (position % block_keys < 0 ? 1 : 0); }
-
 // Memory that a thread keeps between calls.
 struct Arena {
   char* memory = nullptr;

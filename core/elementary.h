@@ -17,6 +17,7 @@ struct Constants<float> {
   static constexpr int exponent_shift = 23;
   static constexpr float lowest_exponent = -125;  // 2^n is zero below: it would be subnormal
   static constexpr float smallest = 0x1p-126f;
+  static constexpr float linear_tanh = 0x1p-13f;  // x^2 / 3 is below half a unit in the last place
   static constexpr float largest = 0x1.fffffep127f;
   static constexpr float infinity = __builtin_inff();
   static constexpr float exp2[] = {0.693147188f,    0.2402265076f,   0.05550357114f,
@@ -32,6 +33,7 @@ struct Constants<double> {
   static constexpr int exponent_shift = 52;
   static constexpr double lowest_exponent = -1021;
   static constexpr double smallest = 0x1p-1022;
+  static constexpr double linear_tanh = 0x1p-27;
   static constexpr double largest = 0x1.fffffffffffffp1023;
   static constexpr double infinity = __builtin_inf();
   static constexpr double exp2[] = {0.69314718055994530942,     0.2402265069591009822,    0.055504108664821594339,
@@ -53,12 +55,13 @@ inline Vector<T> polynomial(const T (&coefficients)[count], Vector<T> x) {
   return value;
 }
 
-// 2^(rate * x) for rate * x <= 0: exactly 1 at 0, exactly 0 below the smallest normal number and at -inf, NaN at NaN.
+// e^x for x <= 0: exactly 1 at 0, exactly 0 below the smallest normal number and at -inf, NaN at NaN.
 template <class T>
-inline Vector<T> exp2_nonpositive(Vector<T> x, Vector<T> rate) {
+inline Vector<T> exp_nonpositive(Vector<T> x) {
   using C = Constants<T>;
   using Whole = Vector<Integer<T>>;
   const Vector<T> rounder = splat(C::rounder);
+  const Vector<T> rate = splat(C::log2_e);
   const Vector<T> shifted = fma(x, rate, rounder);
   const Vector<T> whole = shifted - rounder;
   const Vector<T> fraction = fma(x, rate, -whole);
@@ -67,12 +70,6 @@ inline Vector<T> exp2_nonpositive(Vector<T> x, Vector<T> rate) {
   // none.
   const Vector<T> scaled = (Vector<T>)((Whole)power + ((Whole)shifted << C::exponent_shift));
   return whole < splat(C::lowest_exponent) ? Vector<T>{} : scaled;
-}
-
-// e^x for x <= 0.
-template <class T>
-inline Vector<T> exp_nonpositive(Vector<T> x) {
-  return exp2_nonpositive<T>(x, splat(Constants<T>::log2_e));
 }
 
 template <class T>
@@ -92,6 +89,14 @@ inline Vector<T> tanh(Vector<T> x) {
   const Vector<T> large = (one - decay) / (one + decay);
   const Vector<T> with_sign = x < Vector<T>{} ? -large : large;
   return magnitude < splat(static_cast<T>(0.625)) ? near_zero : with_sign;
+}
+
+// softcap * tanh(s / softcap), and s itself where that quotient is so small that they are equal: it may be subnormal.
+template <class T>
+inline Vector<T> capped(Vector<T> s, T softcap) {
+  const Vector<T> quotient = s / splat(softcap);
+  const Vector<T> magnitude = quotient < Vector<T>{} ? -quotient : quotient;
+  return magnitude < splat(Constants<T>::linear_tanh) ? s : splat(softcap) * tanh<T>(quotient);
 }
 
 }  // namespace

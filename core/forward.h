@@ -50,7 +50,8 @@ bool predict(const Problem& problem, const Item& item, int64_t block, const AnyS
     std::memset(bits, 0, static_cast<size_t>(rows * (block_keys / 64)) * sizeof(uint64_t));
     const PredicateCall call = {i,          item.batch,  scratch.heads, scratch.positions, rows, low,
                                 high - low, low - first, bits};
-    if (!problem.predicate(problem.predicate_context, call)) return false;
+    const SubnormalsAreNumbers mode;  // a user's function computes as it does elsewhere
+    if (!problem.predicate(problem.context, call)) return false;
   }
   return true;
 }
@@ -77,7 +78,7 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
   State<P> state(problem, run.rows, carver);
   pack_queries(run);
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
-    if (problem.stopped(problem.predicate_context)) return;
+    if (problem.stopped(problem.context)) return;
     if (!enter_block(run, block)) continue;
     for (int64_t index = 0; index < run.strips; index += stack_strips) {
       const Stack stack = run.stack(index);
@@ -85,7 +86,7 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
       if (!all_finite(run.scratch.partial, stack.rows)) attend_stack(run, stack, true);
       for (int64_t row = 0; row < stack.rows; ++row) {
-        fold_row(state, stack.first_row + row, run.scratch.partial, row, run.unit);
+        fold_row(state, stack.first_row + row, run.scratch.partial, row);
       }
     }
   }
@@ -99,23 +100,21 @@ void fold(const Problem& problem, const Item& item, char* state_memory, const ch
   Carver next_carver(const_cast<char*>(next_memory));
   State<P> state(problem, rows, carver);
   const State<P> next(problem, rows, next_carver);
-  const ScoreUnit<typename P::Number> unit(unit_of(problem));
-  for (int64_t row = 0; row < rows; ++row) fold_row(state, row, next, row, unit);
+  for (int64_t row = 0; row < rows; ++row) fold_row(state, row, next, row);
 }
 
-// In natural units, whatever the run counted in.
 template <class P>
-void write_moments(const State<P>& state, int64_t row, double unit, double* target) {
+void write_moments(const State<P>& state, int64_t row, double* target) {
   const RowMoments& moments = state.moments[row];
-  target[moment_maximum] = unit * static_cast<double>(state.maximum[row]);
+  target[moment_maximum] = static_cast<double>(state.maximum[row]);
   target[moment_sum] = static_cast<double>(state.sum[row]);
-  target[moment_first] = unit * moments.first;
-  target[moment_second] = unit * unit * moments.second;
+  target[moment_first] = moments.first;
+  target[moment_second] = moments.second;
   target[moment_squares] = moments.squares;
   target[moment_column] = moments.column;
   target[moment_argmax] = moments.argmax;
   target[moment_visible] = static_cast<double>(state.visible[row]);
-  target[moment_first_score] = unit * moments.first_score;
+  target[moment_first_score] = moments.first_score;
 }
 
 // Rounds numbers to a type and stores them `step` bytes apart.
@@ -137,13 +136,12 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
   Carver carver(state_memory);
   State<P> state(problem, rows, carver);
   T* values = reinterpret_cast<T*>(scratch);
-  const ScoreUnit<T> unit(unit_of(problem));
   const Strip all = {&problem, &item, 0, static_cast<int>(rows)};
   char* data = problem.out.data + batch_offset(problem, problem.out, item.batch);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t head = all.head(static_cast<int>(row));
     const int64_t query = item.first_query + row / all.group();
-    const T before = unit.natural * state.maximum[row];
+    const T before = state.maximum[row];
     const T sink = problem.sinks ? static_cast<T>(problem.sinks[head]) : -Constants<T>::infinity;
     const T after = sink > before ? sink : before;
     const T shift = after == -Constants<T>::infinity ? T{0} : after;
@@ -153,14 +151,14 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
     const T sum = state.sum[row] * factor + (problem.sinks ? exp_nonpositive(sink - shift) : T{0});
     const T* source = state.accumulator + row * state.width;
     for (int64_t column = 0; column < state.width; column += lanes<T>) {
-      const Vector<T> quotient = load(source + column) * splat(factor) / splat(sum);
+      const Vector<T> quotient = shrunk(load(source + column), factor) / splat(sum);
       store(values + column, state.visible[row] ? quotient : Vector<T>{});
     }
     store_numbers(problem.out.type, problem.out.column, data + head * problem.out.head + query * problem.out.row,
                   values, problem.value_width);
     if (problem.moments) {
       const int64_t place = (item.batch * problem.query_heads + head) * problem.queries + query;
-      write_moments(state, row, unit_of(problem), problem.moments + place * moment_count);
+      write_moments(state, row, problem.moments + place * moment_count);
     }
   }
 }
@@ -185,10 +183,9 @@ template <class P>
 void scores(const Problem& problem, const Item& item, BlockRange blocks, char* scratch) {
   const SubnormalsAreZero mode;
   Run<P> run(problem, item, scratch);
-  run.factor = static_cast<typename P::Number>(problem.scale);
   pack_queries(run);
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
-    if (problem.stopped(problem.predicate_context)) return;
+    if (problem.stopped(problem.context)) return;
     const bool seen = enter_block(run, block);
     for (int64_t index = 0; index < run.strips; index += stack_strips) {
       const Stack stack = run.stack(index);

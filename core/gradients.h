@@ -201,9 +201,8 @@ void slope_rows(Meeting<P>& meeting, const Strip& strip, const Tile& tile, const
       Vector<T> s = load(weights + key);
       Vector<T> steepness = splat(T{1});
       if (softcap > 0) {
-        const Vector<T> capped = tanh<T>(s / splat(softcap));
-        steepness -= capped * capped;
-        s = splat(softcap) * capped;
+        s = capped(s, softcap);
+        steepness -= s / splat(softcap) * (s / splat(softcap));
       }
       if (has_bias) s += load(bias + key);
       Vector<T> p = exp_nonpositive<T>(s - lse);

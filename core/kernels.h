@@ -17,9 +17,11 @@ constexpr int64_t block_keys = 512;
 constexpr int64_t tile_keys = 128;
 constexpr int64_t block_tiles = block_keys / tile_keys;
 
+// The block of an absolute position: division rounds down.
+constexpr int64_t block_of(int64_t position) { return position / block_keys - (position % block_keys < 0 ? 1 : 0); }
+
 constexpr int most_leading_axes = 61;
-constexpr int most_mask_nodes = 64;
-constexpr int most_predicates = 8;
+constexpr int most_mask_nodes = 256;
 
 // Numbers kept for every row when statistics are asked for; the order is the one that Python reads.
 enum Moment : int {
@@ -47,7 +49,8 @@ struct Tensor {
 
 enum class MaskKind { full, window, lengths, dense, predicate, conjunction, disjunction, negation };
 
-constexpr int64_t unlimited = int64_t{1} << 61;
+// Beyond any sum of two positions and a length, and twice it is still a number.
+constexpr int64_t unlimited = int64_t{1} << 62;
 
 // One step of a mask in postfix order.
 struct MaskNode {
@@ -102,7 +105,7 @@ struct Problem {
   int64_t head_offset = 0;
   double* moments = nullptr;  // [batch, query_heads, queries, moment_count]
   PredicateFunction predicate = nullptr;
-  void* predicate_context = nullptr;
+  void* context = nullptr;  // of predicate and stopped
   bool (*stopped)(void* context) = nullptr;
 };
 

@@ -150,6 +150,8 @@ void parallel_for(int64_t count, int threads, void (*body)(void* context, int64_
   process.busy.store(false);
 }
 
+void watch_forks() { threads_of_process(); }
+
 const char* thread_backend() { return openmp_parallel() ? "openmp" : "pool"; }
 
 }  // namespace softlookup

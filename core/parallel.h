@@ -9,6 +9,9 @@ namespace softlookup {
 // order. A call from inside another, or beside one from another thread, runs on its caller alone.
 void parallel_for(int64_t count, int threads, void (*body)(void* context, int64_t index), void* context);
 
+// To be called when the library is loaded: from then on a fork is noticed, whoever forks.
+void watch_forks();
+
 // "openmp" or "pool": what the next call would run on.
 const char* thread_backend();
 

@@ -326,28 +326,39 @@ inline void store_bfloat16(uint16_t* target, Vector<float> value) {
 #define SOFTLOOKUP_BFLOAT16_DOT 0
 #endif
 
-// Subnormals cost a hundred cycles each and would make the speed depend on the data: they are zero inside a work item,
-// and the caller's setting comes back afterwards.
-class SubnormalsAreZero {
- public:
+// Whether subnormal numbers count as zero on this thread.
 #if defined(__x86_64__)
-  SubnormalsAreZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-  ~SubnormalsAreZero() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
+inline uint64_t subnormal_mode() { return _mm_getcsr(); }
+inline void set_subnormal_mode(uint64_t mode) { _mm_setcsr(static_cast<unsigned>(mode)); }
+constexpr uint64_t subnormals_are_zero = 0x8040u;
 #elif defined(__aarch64__)
-  SubnormalsAreZero() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t{1} << 24)));
-  }
-  ~SubnormalsAreZero() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+inline uint64_t subnormal_mode() {
+  uint64_t mode;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+inline void set_subnormal_mode(uint64_t mode) { asm volatile("msr fpcr, %0" ::"r"(mode)); }
+constexpr uint64_t subnormals_are_zero = uint64_t{1} << 24;
+#endif
+
+// Keeps a mode for as long as it lives; the mode before comes back afterwards.
+class SubnormalMode {
+ public:
+  explicit SubnormalMode(uint64_t mode) : saved_(subnormal_mode()) { set_subnormal_mode(mode); }
+  ~SubnormalMode() { set_subnormal_mode(saved_); }
+  SubnormalMode(const SubnormalMode&) = delete;
+  SubnormalMode& operator=(const SubnormalMode&) = delete;
 
  private:
   uint64_t saved_;
-#endif
-  SubnormalsAreZero(const SubnormalsAreZero&) = delete;
-  SubnormalsAreZero& operator=(const SubnormalsAreZero&) = delete;
+};
+
+// Subnormals cost a hundred cycles each and would make the speed depend on the data: they are zero inside a work item.
+struct SubnormalsAreZero : SubnormalMode {
+  SubnormalsAreZero() : SubnormalMode(subnormal_mode() | subnormals_are_zero) {}
+};
+struct SubnormalsAreNumbers : SubnormalMode {
+  SubnormalsAreNumbers() : SubnormalMode(subnormal_mode() & ~subnormals_are_zero) {}
 };
 
 }  // namespace

@@ -41,31 +41,17 @@ inline int64_t key_of(T score, const T* scores, VectorRange range) {
   return range.first * lanes<T>;
 }
 
-// The unit that a run's scores are counted in: e^(unit * s) is what the softmax takes. Scores that nothing but the mask
-// edits stay products of q and k, and their scale is the unit, applied to s - m for nothing.
-template <class T>
-struct ScoreUnit {
-  T natural;  // unit to nats
-  T rate;     // unit to powers of two
-
-  explicit ScoreUnit(double unit)
-      : natural(static_cast<T>(unit)), rate(static_cast<T>(unit * static_cast<double>(Constants<double>::log2_e))) {}
-
-  T exp(T x) const { return exp2_nonpositive<T>(splat(x), splat(rate))[0]; }
-};
-
 // Turns one row of scores into weights e^(s - m), where m is the largest score of the block so far and `here` that of
 // this tile, and says by what factor everything gathered before must shrink. Hidden keys hold -inf and get exactly
 // zero.
 template <class P, bool with_moments>
 typename P::Number softmax_row(const typename P::Number* scores, typename P::Number here, typename P::Unit* weights,
-                               VectorRange range, const ScoreUnit<typename P::Number>& unit, int64_t first_key,
-                               State<P>& state, int64_t row) {
+                               VectorRange range, int64_t first_key, State<P>& state, int64_t row) {
   using T = typename P::Number;
   const T before = state.maximum[row];
   const T after = here > before ? here : before;
   const T shift = after == -Constants<T>::infinity ? T{0} : after;
-  const T factor = after == before ? T{1} : unit.exp(before - shift);
+  const T factor = after == before ? T{1} : exp_nonpositive(before - shift);
   if constexpr (with_moments) {
     RowMoments& moments = state.moments[row];
     if (here > before) {
@@ -77,12 +63,11 @@ typename P::Number softmax_row(const typename P::Number* scores, typename P::Num
   }
   // A hidden key has t = -inf and p = 0: a finite t keeps 0 * inf from becoming NaN.
   const Vector<T> lowest = splat(-Constants<T>::largest);
-  const Vector<T> rate = splat(unit.rate);
   Vector<T> total = {}, first = {}, second = {}, squares = {}, column = {};
   Vector<T> key = ramp<T>() + splat(static_cast<T>(range.first * lanes<T>));
   for (int64_t v = range.first; v < range.last; ++v) {
     const Vector<T> t = load(scores + v * lanes<T>) - splat(shift);
-    const Vector<T> p = exp2_nonpositive<T>(t, rate);
+    const Vector<T> p = exp_nonpositive<T>(t);
     total += p;
     if constexpr (with_moments) {
       const Vector<T> finite = maximum(lowest, t);
@@ -108,18 +93,25 @@ typename P::Number softmax_row(const typename P::Number* scores, typename P::Num
   return factor;
 }
 
+// Numbers times a factor of at most 1. A factor that rounded to zero leaves what is not finite as it is: in exact
+// arithmetic no factor is zero.
+template <class T>
+inline Vector<T> shrunk(Vector<T> numbers, T factor) {
+  const Vector<T> product = numbers * splat(factor);
+  return factor == 0 ? (numbers - numbers == Vector<T>{} ? product : numbers) : product;
+}
+
 // Folds one block's partial result of a row into what the blocks before it gave: both move to the larger maximum.
 template <class P>
-void fold_row(State<P>& state, int64_t row, const State<P>& next, int64_t next_row,
-              const ScoreUnit<typename P::Number>& unit) {
+void fold_row(State<P>& state, int64_t row, const State<P>& next, int64_t next_row) {
   using T = typename P::Number;
   if (next.visible[next_row] == 0) return;
   const T before = state.maximum[row];
   const T here = next.maximum[next_row];
   const T after = here > before ? here : before;
   const T shift = after == -Constants<T>::infinity ? T{0} : after;
-  const T old_factor = before == after ? T{1} : unit.exp(before - shift);
-  const T new_factor = here == after ? T{1} : unit.exp(here - shift);
+  const T old_factor = before == after ? T{1} : exp_nonpositive(before - shift);
+  const T new_factor = here == after ? T{1} : exp_nonpositive(here - shift);
   if (state.moments) {
     RowMoments& kept = state.moments[row];
     RowMoments added = next.moments[next_row];
@@ -140,7 +132,8 @@ void fold_row(State<P>& state, int64_t row, const State<P>& next, int64_t next_r
   for (int64_t column = 0; column < state.width; column += lanes<T>) {
     // + 0 makes a negative zero positive: hidden keys, which add +0, must not show even there.
     const Vector<T> added = load(source + column) + Vector<T>{};
-    store(target + column, fma(added, splat(new_factor), load(target + column) * splat(old_factor)));
+    const Vector<T> kept = shrunk(load(target + column), old_factor);
+    store(target + column, new_factor == 0 ? kept + shrunk(added, new_factor) : fma(added, splat(new_factor), kept));
   }
 }
 

@@ -46,6 +46,15 @@ inline T number_at(Type type, const char* source) {
   return static_cast<T>(type == Type::float16 ? float_of_float16(bits) : float_of_bfloat16(bits));
 }
 
+// A double as a float that remembers in its last bit whether it is exact, so that rounding it again rounds but once.
+inline float round_to_odd(double value) {
+  const float nearest = static_cast<float>(value);
+  const double back = static_cast<double>(nearest);
+  if (!(back < value || back > value)) return nearest;
+  const bool too_large = (back < 0 ? -back : back) > (value < 0 ? -value : value);
+  return float_of_bits((bits_of_float(nearest) - (too_large ? 1u : 0u)) | 1u);
+}
+
 inline void put_number(Type type, char* target, double value) {
   if (type == Type::float64) {
     std::memcpy(target, &value, sizeof value);
@@ -53,7 +62,7 @@ inline void put_number(Type type, char* target, double value) {
     const float narrow = static_cast<float>(value);
     std::memcpy(target, &narrow, sizeof narrow);
   } else {
-    const float narrow = static_cast<float>(value);
+    const float narrow = round_to_odd(value);
     const uint16_t bits = type == Type::float16 ? float16_of_float(narrow) : bfloat16_of_float(narrow);
     std::memcpy(target, &bits, sizeof bits);
   }
@@ -91,6 +100,9 @@ struct Plain {
   static bool finite(Vector<Unit> units, int) {
     const Vector<T> nothing = units - units;
     return sum_of<T>(nothing) == T{0};
+  }
+  static Vector<Unit> without_finite(Vector<Unit> units, int) {
+    return units - units == Vector<T>{} ? Vector<Unit>{} : units;
   }
 };
 
@@ -138,6 +150,11 @@ struct PairedBfloat16 {
   static bool finite(Vector<Unit> units, int product) {
     const Vector<float> numbers = (Vector<float>)(product ? units & splat(0xffff0000u) : units << 16);
     return sum_of<float>(numbers - numbers) == 0.0f;
+  }
+  static Vector<Unit> without_finite(Vector<Unit> units, int product) {
+    const Vector<Unit> half = splat(product ? 0xffff0000u : 0xffffu);
+    const Vector<float> numbers = (Vector<float>)(product ? units & half : units << 16);
+    return numbers - numbers == Vector<float>{} ? units & ~half : units;
   }
 };
 #endif

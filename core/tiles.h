@@ -13,11 +13,6 @@ enum class Label { empty, partial, full };
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-inline int64_t block_of(int64_t position) {
-  const int64_t quotient = position / block_keys;
-  return quotient - (position % block_keys < 0 ? 1 : 0);
-}
-
 inline int64_t query_start_of(const Problem& problem, int64_t batch) {
   return problem.query_start[batch * problem.query_start_step];
 }
