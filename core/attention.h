@@ -171,19 +171,15 @@ void edit_tile(Run<P>& run, const Stack& stack) {
 
 template <class P>
 void softmax_strip(Run<P>& run, int64_t place, int height, const Tile& tile, const Visible& visible) {
-  using T = typename P::Number;
+  constexpr int most = lanes<typename P::Number>;
   State<P>& partial = run.scratch.partial;
-  const VectorRange range = vectors_of<P>(visible);
-  T largest[strip_rows];  // all rows first: a row's exponentials need not wait for its own maximum
-  for (int row = 0; row < height; ++row) {
-    largest[row] = row_maximum(run.scratch.scores + (place + row) * tile_keys, range);
+  const auto softmax = partial.moments ? softmax_rows<P, true> : softmax_rows<P, false>;
+  for (int row = 0; row < height; row += most) {
+    softmax(run.scratch.scores, run.scratch.weights, vectors_of<P>(visible), tile.first_key, partial,
+            {place + row, static_cast<int>(smaller(most, height - row))}, run.scratch.rescale);
   }
-  const auto softmax = partial.moments ? softmax_row<P, true> : softmax_row<P, false>;
-  for (int row = 0; row < height; ++row) {
-    const int64_t own = place + row;
-    partial.visible[own] += count_bits(run.scratch.bits[own]);
-    run.scratch.rescale[own] = softmax(run.scratch.scores + own * tile_keys, largest[row],
-                                       run.scratch.weights + own * tile_units<P>, range, tile.first_key, partial, own);
+  for (int64_t row = place; row < place + height; ++row) {
+    partial.visible[row] += visible.whole ? tile_keys : count_bits(run.scratch.bits[row]);
   }
 }
 

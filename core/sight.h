@@ -56,6 +56,10 @@ Visible see(const Strip& strip, const Tile& tile, const Sight<T>& sight) {
                                          tile.first_key + tile.high - 1});
   if (label == Label::empty) return {0, 0, false};
   const bool has_bias = problem.bias.data != nullptr;
+  if (label == Label::full && !has_bias && tile.high - tile.low == tile_keys) {
+    for (int row = 0; row < strip.rows; ++row) sight.bits[row] = range_bits(0, tile_keys);
+    return {0, tile_keys, true};
+  }
   if (has_bias) load_bias(strip, tile, sight.bias);
   Bits any = {{0, 0}};
   Bits all = {{~uint64_t{0}, ~uint64_t{0}}};

@@ -213,6 +213,22 @@ inline T reduce(typename VectorOf<T, bytes>::type value) {
     return reduce<Operation, T, bytes / 2>(Operation::apply(halves[0], halves[1]));
   }
 }
+// Reduces as many vectors as a vector has lanes at once, to result[i] for rows[i]: interleaving two vectors and
+// combining the halves is one step of the tree above for both, so the bits are those of `reduce`.
+template <class Operation, class T>
+inline void reduce_rows(Vector<T> (&rows)[lanes<T>], T (&result)[lanes<T>]) {
+  constexpr int count = lanes<T>;
+#pragma GCC unroll 4
+  for (int left = count / 2; left >= 1; left /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < left; ++i) {
+      rows[i] =
+          Operation::apply(Shuffle<count>::low(rows[i], rows[i + left]), Shuffle<count>::high(rows[i], rows[i + left]));
+    }
+  }
+  std::memcpy(result, &rows[0], sizeof rows[0]);
+}
+
 template <class T>
 inline T sum_of(Vector<T> value) {
   return reduce<Add, T, vector_bytes>(value);
