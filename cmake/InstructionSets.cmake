@@ -12,7 +12,9 @@ function(softlookup_instruction_set name)
   add_library(${target} OBJECT core/isa.cpp core/limits.cpp)
   target_compile_definitions(${target} PRIVATE SOFTLOOKUP_ISA=${name})
   # A kernel throws nothing; without this its clean-up code would share a symbol between the sets.
-  target_compile_options(${target} PRIVATE ${ARGN} -fno-exceptions)
+  target_compile_options(${target} PRIVATE ${ARGN} -fno-exceptions
+    # GCC 12 takes the lanes of vectors that loops fill for uninitialised.
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_libraries(${target} PRIVATE softlookup_options)
   set(SOFTLOOKUP_ISA_OBJECTS ${SOFTLOOKUP_ISA_OBJECTS} $<TARGET_OBJECTS:${target}> PARENT_SCOPE)
 endfunction()
