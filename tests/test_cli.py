@@ -62,6 +62,34 @@ class TestInfo:
         assert done.returncode == 2
         (line,) = done.stderr.strip().splitlines()
         assert variable in line
+        assert line.count("softlookup: ") == 1
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+    @pytest.mark.parametrize("arguments", [["info"], ["info", "--json"], ["bench", "--list"]])
+    def test_full_disk(self, arguments: list[str]) -> None:
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-c", "from softlookup.cli import main; main()", *arguments]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == "softlookup: cannot write the output: No space left on device\n"
+
+
+class TestBench:
+    def test_list_needs_no_package_of_a_peer(self) -> None:
+        absent = (
+            "import sys; sys.modules.update(dict.fromkeys(['torch', 'jax', 'onnxruntime', 'matplotlib', 'ml_dtypes']))"
+        )
+        done = program(f"{absent}; from softlookup.cli import main; main()", "bench", "--list")
+        assert done.returncode == 0
+        assert done.stderr == ""
+        assert "torch-sdpa" in done.stdout
+
+    def test_plots_need_a_package(self, tmp_path: Path) -> None:
+        text = "import sys; sys.modules['matplotlib'] = None; from softlookup.cli import main; main()"
+        done = program(text, "bench", "--workload", "tiny", "--out", str(tmp_path))
+        assert done.returncode == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert "softlookup[bench]" in line
 
 
 class TestDemo:
@@ -125,12 +153,26 @@ class TestBadInput:
     def test_tokens(self) -> None:
         assert "--tokens 0" in fails("demo", "--tokens", "0")
 
-    def test_unknown_option(self) -> None:
-        assert run("demo", "--nonsense").exit_code == 2
+    @pytest.mark.parametrize(
+        "arguments", [["nonsense"], ["--nonsense"], ["demo", "--nonsense"], ["demo", "--tokens", "x"]]
+    )
+    def test_unknown_arguments(self, arguments: list[str]) -> None:
+        done = program("from softlookup.cli import main; main()", *arguments)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("softlookup: ")
+        assert line.endswith("; see softlookup --help")
+
+    def test_no_arguments_show_the_help(self) -> None:
+        done = program("from softlookup.cli import main; main()")
+        assert done.returncode == 2
+        assert "Commands:" in done.stderr
 
     def test_model_that_is_nowhere(self) -> None:
         pytest.importorskip("transformers")
         assert "--model nowhere: no such folder or file" in fails("demo", "--model", "nowhere")
+        assert run("demo", "--model", "nowhere").stderr.startswith("softlookup: --model nowhere")
 
     def test_folder_without_a_model(self, tmp_path: Path) -> None:
         pytest.importorskip("transformers")

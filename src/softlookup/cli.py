@@ -1,12 +1,14 @@
-"""The command line: `softlookup demo` and `softlookup info`.
+"""The command line: `softlookup demo`, `softlookup bench` and `softlookup info`.
 
 Policy. With --json nothing but JSON reaches standard output; progress goes to standard error. Bad input, a missing
-package or a missing network ends with exit code 2 and one line that says what to pass or install.
+package, a missing network or a full disk ends with exit code 2 and one line that says what to pass or install.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,6 +21,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit(2) from None
 
 import softlookup as sl
+from softlookup.bench.command import bench
 from softlookup.demo.basics import basics
 from softlookup.demo.problem import DemoProblem
 from softlookup.demo.show import show_basics, show_info, show_model
@@ -31,6 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.command()(bench)
+
+# Typer exports no name for the base of all errors of usage, and its newer versions carry their own copy of Click.
+UsageProblem: type[Any] = typer.BadParameter.__mro__[2]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
@@ -114,10 +122,31 @@ def _print_json(data: dict[str, Any]) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"softlookup: {' '.join(message.split())}", file=sys.stderr)
+    _say(message)
     raise typer.Exit(2)
+
+
+def _say(message: str) -> None:
+    print(f"softlookup: {' '.join(message.split()).removeprefix('softlookup: ')}", file=sys.stderr)
 
 
 def main() -> None:
     """Entry point of the `softlookup` command."""
-    app()
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except UsageProblem as problem:
+        code = 2
+        if len(sys.argv) == 1:
+            problem.show()  # the help, as nothing was asked for
+        else:
+            _say(f"{problem.format_message().rstrip('.')}; see softlookup --help")
+    except typer.Abort:
+        code = 1
+    except OSError as problem:
+        code = 1 if problem.errno == errno.EPIPE else 2
+        if code == 2:
+            _say(f"cannot write the output: {problem.strerror}")
+        # What is still in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(code)

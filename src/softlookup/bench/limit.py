@@ -1,0 +1,92 @@
+"""The least time that a workload can take on this machine, measured beside the contenders in the same run.
+
+    max(bytes / bandwidth, operations / peak + scores x cost of one exponential)    decoding
+    operations / peak                                                               everything else
+
+The bandwidth is that of reading the workload's own keys and values, on the pages where they stand, in the part of the
+memory that the caches hold or do not hold. The peak is that of the instruction set in use: the better of the fused
+multiply-add and, for bfloat16, the bfloat16 dot product. Each of these is measured in two unrolls, which must agree.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from softlookup import _limits
+from softlookup._limits import Loop
+from softlookup._machine_parts import AGREEMENT, spread
+from softlookup.bench.workloads import Inputs
+
+PROBE_SECONDS = 4e-3  # in each of the two unrolls
+READ_SECONDS = 1e-2
+
+Pair = tuple[float, float]
+
+
+def _words(array: NDArray[Any]) -> NDArray[np.uint32]:
+    """A contiguous array as 32-bit words; what is left over at its end is left out."""
+    octets = array.reshape(-1).view(np.uint8)
+    return octets[: octets.size // 4 * 4].view(np.uint32)
+
+
+class LimitSampler:
+    """Seconds that the workload takes at the limits, measured anew by every call."""
+
+    def __init__(self, inputs: Inputs, isa: str, threads: int) -> None:
+        self._workload = workload = inputs.workload
+        self._isa = isa
+        self._threads = threads
+        self._measured: dict[str, list[Pair]] = {}
+        loops = _limits.loops_of(isa)
+        wide = "float64" if workload.dtype == "float64" else "float32"
+        self._peaks = {f"fma_{wide}_gflops": loops[f"fma_{wide}"]}
+        if workload.dtype == "bfloat16" and "dot_bfloat16" in loops:
+            self._peaks["dot_bfloat16_gflops"] = loops["dot_bfloat16"]
+        self._exponential = loops[f"exp_{wide}"]
+        self._streams: list[tuple[NDArray[np.uint32], int]] = []
+        if workload.kind == "decode":
+            self._streams = [(words, _limits.total_of(words)) for words in map(_words, (inputs.k, inputs.v))]
+
+    def __call__(self) -> float:
+        workload = self._workload
+        peak = max(self._rate(name, pair) for name, pair in self._peaks.items()) * 1e9
+        seconds = workload.operations / peak
+        if workload.kind != "decode":
+            return seconds
+        seconds += workload.pairs / (self._rate("exp_gscores", self._exponential) * 1e9)
+        return max(workload.cache_bytes / (self._bandwidth() * 1e9), seconds)
+
+    def medians(self) -> dict[str, float]:
+        """What was measured, by names with units; the median of the calls."""
+        return {name: statistics.median(map(max, pairs)) for name, pairs in self._measured.items()}
+
+    def doubts(self) -> list[str]:
+        """Where the two unrolls differ by more than 5 %, each by the best of all calls."""
+        best = {name: tuple(map(max, zip(*pairs, strict=True))) for name, pairs in self._measured.items()}
+        gaps = {name: spread(first, second) for name, (first, second) in best.items()}
+        return [f"{name}: two unrolls differ by {gap:.0%}" for name, gap in gaps.items() if gap > AGREEMENT]
+
+    def _rate(self, name: str, loops: tuple[Loop, Loop]) -> float:
+        first, second = (_limits.loop_rate(loop, self._threads, PROBE_SECONDS) / 1e9 for loop in loops)
+        return self._kept(name, (first, second))
+
+    def _bandwidth(self) -> float:
+        """K and V together."""
+        size = sum(words.nbytes for words, _ in self._streams) / 1e9
+        first, second = (size / sum(self._read_seconds(which)) for which in (0, 1))
+        return self._kept("read_gbs", (first, second))
+
+    def _read_seconds(self, which: int) -> list[float]:
+        share = READ_SECONDS / len(self._streams)
+        return [
+            words.nbytes / _limits.read_rate(words, self._threads, share, isa=self._isa, which=which, total=total)
+            for words, total in self._streams
+        ]
+
+    def _kept(self, name: str, pair: Pair) -> float:
+        self._measured.setdefault(name, []).append(pair)
+        return max(pair)

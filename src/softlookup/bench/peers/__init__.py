@@ -1,0 +1,112 @@
+"""The contenders, one file each, loaded when they are asked for.
+
+A peer's file makes a `Prepared`: the call that is timed, on arrays that stand ready in the peer's own layout, and how
+to read its answer. What a peer cannot do, or the lack of its package, is a `Missing` with the reason, and becomes a row
+of the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from softlookup._types import NAMES
+from softlookup.bench.workloads import Inputs, Workload
+
+Answers = dict[str, NDArray[Any]]
+
+OURS = "softlookup"
+LOOKUPS = ("prefill", "decode", "train", "call")
+
+
+class Missing(Exception):
+    """Why a contender has no time in this workload."""
+
+
+def wide(array: NDArray[Any]) -> NDArray[Any]:
+    """As float32, or float64 if it is that."""
+    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _no_context() -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A contender, ready to run one workload."""
+
+    call: Callable[[], Any]
+    """One complete lookup."""
+    answers: Callable[[Any], Answers]
+    """What the call returned, as float32 or float64: out [B, Hq, N, d], and dq, dk, dv where it trains."""
+    cache_bytes: int
+    """Bytes of keys and values that one call reads."""
+    note: str
+    """How it is configured."""
+    exact: Answers | None = None
+    """The answer to what it really computes, where that is not the workload itself: a quantised cache."""
+    around: Callable[[], AbstractContextManager[Any]] = _no_context
+    """What a whole bunch of calls runs inside."""
+    close: Callable[[], None] = _nothing
+    """Puts back what was changed for the whole process."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A contender by name: where its file is, the package that its version is told from, and what it is for."""
+
+    name: str
+    module: str
+    package: str
+    option: str = ""
+    kinds: tuple[str, ...] = LOOKUPS
+    dtypes: tuple[str, ...] = NAMES
+
+    def is_for(self, workload: Workload) -> bool:
+        """Whether this workload is what the contender is there for; one that then fails to run it is a row."""
+        asked = workload.peers is None or self.name in workload.peers
+        return asked and workload.kind in self.kinds and workload.dtype in self.dtypes
+
+    def prepare(self, inputs: Inputs, threads: int) -> Prepared:
+        """Make it ready; raises Missing."""
+        try:
+            module = importlib.import_module(f"softlookup.bench.peers.{self.module}")
+        except ModuleNotFoundError as problem:
+            raise Missing(f"{problem.name} is not installed: pip install 'softlookup[bench]'") from None
+        prepared: Prepared = module.prepare(inputs, threads, self.option)
+        return prepared
+
+    def version(self) -> str | None:
+        """The installed version, None where there is none."""
+        try:
+            return version(self.package)
+        except ModuleNotFoundError:
+            return None
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("softlookup-stats", "ours", "softlookup", "stats", kinds=("prefill",)),
+        Peer("torch-sdpa", "torch_sdpa", "torch"),
+        Peer("torch-from-numpy", "torch_sdpa", "torch", "from numpy", kinds=("call",)),
+        Peer("torch-flex", "torch_flex", "torch", kinds=("prefill", "decode", "train")),
+        Peer("onnxruntime", "onnxruntime_gqa", "onnxruntime"),
+        Peer("onnxruntime-int8", "onnxruntime_gqa", "onnxruntime", "int8", kinds=("decode",), dtypes=("float32",)),
+        Peer("onnxruntime-int4", "onnxruntime_gqa", "onnxruntime", "int4", kinds=("decode",), dtypes=("float32",)),
+        Peer("jax", "jax_attention", "jax"),
+    )
+}
+SOFTLOOKUP = Peer(OURS, "ours", "softlookup")
