@@ -112,6 +112,35 @@ def test_distance_is_gaussian_kernel_regression() -> None:
     np.testing.assert_allclose(sl.lookup(query, keys, values, beta=beta, similarity="distance"), expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("beta", [1.0, 1e300, 1e308, math.inf, -1.0, -1e308, -math.inf])
+@pytest.mark.parametrize("reach", [1.0, 10.0, 1e200, 8e307])
+def test_no_finite_distance_hides(beta: float, reach: float) -> None:
+    if abs(beta) * reach == 1:
+        return  # soft
+    keys, values = np.array([[reach], [2 * reach]]), np.array([1.0, 2.0])
+    for query in (np.zeros(1), np.zeros((2, 1))):
+        found = sl.lookup(query, keys, values, similarity="distance", beta=beta)
+        np.testing.assert_allclose(found, 1.0 if beta > 0 else 2.0, rtol=1e-6)
+
+
+def test_near_keys_stay_soft_beside_one_that_is_far_beyond_squares() -> None:
+    keys, values = np.array([[1.0], [2.0], [1e200]]), np.array([1.0, 2.0, 5.0])
+    expected = sl.lookup(np.zeros(1), keys[:2], values[:2], similarity="distance")
+    np.testing.assert_allclose(sl.lookup(np.zeros(1), keys, values, similarity="distance"), expected, rtol=1e-14)
+    values[2] = np.inf  # seen, though it weighs nothing
+    assert sl.lookup(np.zeros(1), keys, values, similarity="distance") == np.inf
+    keys[2] = np.nan
+    assert np.isnan(sl.lookup(np.zeros(1), keys, values, similarity="distance"))
+    assert sl.lookup(np.full(1, np.nan), keys[:0], values[:0], similarity="distance") == 0
+
+
+@pytest.mark.parametrize("beta", [1e300, 1.7e308, -1.7e308])
+def test_any_beta_with_cosine_in_any_type(beta: float, type_name: str) -> None:
+    keys, values = np.array([[3, 0], [1, 1], [0, 2]], TYPES[type_name]), np.array([1, 2, 3], TYPES[type_name])
+    found = sl.lookup(keys[0], keys, values, similarity="cosine", beta=beta)
+    assert found == (1 if beta > 0 else 3)
+
+
 def test_the_seeds_lookup_without_scale() -> None:
     keys, values = np.array([[1, 0], [0, 2], [2, 2], [-1, 1.0]]), np.eye(4)
     found = sl.lookup(np.array([2.0, 1.0]), keys, values)

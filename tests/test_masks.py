@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import pickle
 from collections.abc import Callable
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import softlookup as sl
+from softlookup import _core
 
 B, HQ, N, M = 2, 3, 4, 5
 DENSE = np.arange(B * HQ * N * M).reshape(B, HQ, N, M) % 3 != 0
@@ -106,26 +109,56 @@ def test_dense_says_what_does_not_fit() -> None:
         sl.Dense(np.ones((2, 2), bool)).dense(1, 1, 3, 3)
     with pytest.raises(ValueError, match=r"(?s)N: found -1.*q_start: found 3 positions"):
         sl.Full().dense(2, 1, -1, 1, np.zeros(3, np.int64))
-    with pytest.raises(TypeError, match=r"returned int64.*bool"):
-        sl.Predicate(lambda b, h, i, j: i - j).dense(1, 1, 2, 2)
 
 
-def test_predicate_gets_int64_indices_that_broadcast_to_rows_and_keys() -> None:
-    seen = []
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda b, h, i, j: i - j, TypeError, r"found int64 \[2, 2\] returned by Predicate.*bool.*comparison"),
+        (lambda b, h, i, j: None, TypeError, r"found object \[\] returned by"),
+        (lambda b, h, i, j: np.ones((3, 5), bool), ValueError, r"bool \[3, 5\] returned by.*\[rows, keys\] = \[2, 2\]"),
+        (lambda b, h, i, j: np.ones((1, 2, 2), bool), ValueError, r"bool \[1, 2, 2\] returned by"),
+        (lambda b, h, i, j: np.ma.masked_array(i >= j), TypeError, r"MaskedArray.*filled\(False\)"),
+    ],
+)
+def test_bad_answers_of_a_predicate(function: Callable, error: type[Exception], words: str) -> None:
+    mask = sl.Predicate(function)
+    with pytest.raises(error, match=words) as dense:
+        mask.dense(1, 1, 2, 2)
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(error) as called:
+        sl.attention(x, x, x, mask=mask)
+    assert str(called.value) == str(dense.value)
 
-    def spy(b: np.ndarray, h: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        seen.append((int(b.item()), int(h.item())))
-        assert {x.dtype for x in (b, h, i, j)} == {np.dtype(np.int64)}
-        assert np.broadcast_shapes(b.shape, h.shape, i.shape, j.shape) == (N, M)
-        return j <= i
 
-    sl.Predicate(spy).dense(B, HQ, N, M, np.array([5, 7]), 0)
-    assert seen == [(b, h) for b in range(B) for h in range(HQ)]
+def test_dense_broadcasts_over_the_leading_axes_of_a_call() -> None:
+    lengths = np.array([[1], [3]])
+    expected = sl.Lengths(np.broadcast_to(lengths, (2, 3))).dense(6, 1, 2, 4)
+    elements = np.broadcast_to(np.arange(4) < lengths[..., None, None, None], (2, 1, 1, 2, 4))
+    for mask in (sl.Lengths(lengths), sl.Dense(elements)):
+        np.testing.assert_array_equal(mask.dense((2, 3), 1, 2, 4), expected)
+        with pytest.raises(ValueError, match=r"Mask\.dense"):
+            mask.dense(6, 1, 2, 4)
+    assert sl.Causal().dense((), 1, 2, 2).shape == (1, 1, 2, 2)
 
 
-def test_exception_in_a_predicate_reaches_the_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
-        sl.Predicate(lambda b, h, i, j: 1 / 0).dense(1, 1, 1, 1)
+@pytest.mark.parametrize("join", [operator.and_, operator.or_])
+def test_masks_of_too_many_steps_are_not_made(join: Callable[[sl.Mask, sl.Mask], sl.Mask]) -> None:
+    windows = [sl.Window(i) for i in range(500)]
+    most = _core.MOST_MASK_STEPS
+    joined = functools.reduce(join, windows[: most // 2])
+    longest = ~joined
+    assert longest._steps == most
+    assert f"at most {most} steps" in str(sl.Mask.__doc__)
+    x = np.ones((3, 4), np.float32)
+    shown = longest.dense(1, 1, 3, 3)[0, 0]
+    np.testing.assert_array_equal(sl.attention(x, x, x, mask=longest), sl.attention(x, x, x, mask=shown))
+    assert pickle.loads(pickle.dumps(longest)) == longest
+    assert repr(longest).count("Window") == most // 2
+    with pytest.raises(ValueError, match=rf"found {most + 1} steps in masks of .*at most {most}.*Dense.*Predicate"):
+        functools.reduce(join, windows)
+    with pytest.raises(ValueError, match=rf"found {most + 1} steps in ~ of a mask of {most}"):
+        _ = ~join(~functools.reduce(join, windows[: most // 2 - 1]), sl.Causal())
 
 
 @pytest.mark.parametrize("mask", ALL, ids=repr)
@@ -228,6 +261,7 @@ def test_repr_reads_like_the_source(mask: sl.Mask, written: str) -> None:
         (lambda: sl.Lengths(1.5), TypeError, r"keys: found 1\.5; expected ints"),
         (lambda: sl.Lengths(np.array([1.0])), TypeError, r"keys: found float64 \[1\]"),
         (lambda: sl.Lengths([[1], [2, 3]]), TypeError, r"keys: found a list"),
+        (lambda: sl.Lengths([1.0, 2.0]), TypeError, r"keys: found a list of float64; expected ints"),
         (lambda: sl.Lengths(True), TypeError, r"keys: found True"),
         (lambda: sl.Lengths([True]), TypeError, r"keys"),
         (lambda: sl.Lengths("3"), TypeError, r"keys: found '3'"),
@@ -253,7 +287,7 @@ def test_numpy_integers_are_integers() -> None:
 
 
 def test_window_of_any_width_stays_exact_at_large_positions() -> None:
-    wide = sl.Window(2**62).dense(1, 1, 2, 2, q_start=2**61, k_start=0)
-    assert wide.all()
-    start = 2**61
+    start = 2**60
+    for q_start, k_start in ((start, -start), (-start, start)):
+        assert sl.Window(2**62, 2**62).dense(1, 1, 2, 2, q_start, k_start).all()
     np.testing.assert_array_equal(sl.Window(1).dense(1, 1, 3, 3, start, start), sl.Window(1).dense(1, 1, 3, 3))

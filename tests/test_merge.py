@@ -94,6 +94,15 @@ def test_a_part_that_saw_no_key_leaves_no_trace() -> None:
     np.testing.assert_array_equal(lse, -np.inf)
 
 
+def test_what_is_not_finite_shows_whatever_its_share() -> None:
+    outs = [np.array([[np.inf, np.nan, 1, np.inf]]), np.array([[1.0, 1, 1, -np.inf]])]
+    out, lse = sl.merge(outs, [np.array([0.0]), np.array([2000.0])])
+    np.testing.assert_array_equal(out, [[np.inf, np.nan, 1, np.nan]])
+    np.testing.assert_array_equal(lse, [2000])
+    out, _ = sl.merge(outs, [np.array([np.nan]), np.array([0.0])])
+    assert np.isnan(out).all()
+
+
 def test_merging_pairs_then_pairs_is_merging_all() -> None:
     rng = np.random.default_rng(2)
     outs, lses = rng.standard_normal((4, 2, 5, 3)), 3 * rng.standard_normal((4, 2, 5))

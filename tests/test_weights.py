@@ -99,6 +99,15 @@ def test_two_axes_give_a_matrix(isa: str) -> None:
         assert sl.attention_weights(q, k, v, rows=[1]).shape == (1, 6)
 
 
+def test_two_axes_are_one_head() -> None:
+    q, k, _ = (x[0] for x in arrays(Shape(4, 6), "float32"))
+    for one in (None, [0], [-1]):
+        assert sl.attention_weights(q, k, heads=one).shape == (4, 6)
+    for several in ([], [0, 0]):
+        with pytest.raises(ValueError, match=rf"heads: found {len(several)} heads .*; fix: q\[None\]"):
+            sl.attention_weights(q, k, heads=several)
+
+
 def test_empty_rows_weigh_nothing(type_name: str, isa: str) -> None:
     q, k, v = arrays(Shape(3, 140), type_name)
     q[:], k[:] = np.nan, np.nan

@@ -19,6 +19,8 @@ from softlookup._types import BFLOAT16, EXPECTED, NAMES, code_of, core_view
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
+MOST_AXES = 32  # of any array: what NumPy broadcasts
+
 
 class Shapes(NamedTuple):
     """The sizes of one call.
@@ -49,8 +51,8 @@ def plain_array(problems: Problems, name: str, value: object, example: str = "dt
     fix = f"np.asarray({name}, {example})"
     if "torch" in makers:
         fix = (
-            f"{name}.numpy() (bfloat16: {name}.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)), "
-            "or softlookup.transformers for a whole model"
+            f"softlookup.torch.attention takes tensors, softlookup.transformers whole models; else {name}.numpy() "
+            f"(bfloat16: {name}.view(torch.uint16).numpy().view(ml_dtypes.bfloat16))"
         )
     elif makers & {"jax", "jaxlib"}:
         fix = f"np.asarray({name})"
@@ -126,6 +128,17 @@ def _sizes(q: Shape, k: Shape, v: Shape) -> Shapes | list[tuple[str, str, str, s
             for name, shape in (("q", q), ("k", k), ("v", v))
             if len(shape) < 2
         ]
+    if max(len(q), len(k), len(v)) > MOST_AXES:
+        return [
+            (
+                name,
+                f"{len(shape)} axes",
+                f"at most {MOST_AXES}",
+                f"merge leading axes, {name}.reshape(-1, *{name}.shape[-3:])",
+            )
+            for name, shape in (("q", q), ("k", k), ("v", v))
+            if len(shape) > MOST_AXES
+        ]
     wrong = []
     (heads, queries, width), (key_heads, keys, key_width), (value_heads, values, value_width) = (
         shape[-3:] if len(shape) > 2 else (1, *shape) for shape in (q, k, v)
@@ -187,17 +200,36 @@ def check_out(
     if not plain_array(problems, "out", out):
         return
     assert isinstance(out, np.ndarray)
+    type_name = str(out.dtype) if code is None else NAMES[code]
+    maker = "ml_dtypes" if type_name == NAMES[BFLOAT16] else "np"
+    room = f"np.empty({out.shape if sizes is None else sizes.out}, {maker}.{type_name})"
     if code is not None and code_of(out.dtype) != code:
         fix = f'out_dtype="{out.dtype}" with this out, or an out of type {NAMES[code]}'
         problems.type("out", describe(out), NAMES[code], fix)
     if sizes is not None and out.shape != sizes.out:
-        problems.value("out", f"shape {list(out.shape)}", f"{list(sizes.out)}", f"np.empty({sizes.out}, out_dtype)")
+        problems.value("out", f"shape {list(out.shape)}", f"{list(sizes.out)}", room)
     if not out.flags.writeable:
-        problems.value("out", "a read-only array", "one that can be written to", "out.copy()")
-    if not out.flags.aligned or any(step == 0 and size > 1 for step, size in zip(out.strides, out.shape, strict=True)):
-        problems.value("out", f"strides {list(out.strides)}", "aligned elements, each in its own place", "np.empty")
+        problems.value("out", "a read-only array", "one that can be written to", room)
+    if not out.flags.aligned:
+        problems.value("out", "elements that are not aligned in memory", "aligned elements", room)
+    if _overlaps_itself(out):
+        found = f"shape {list(out.shape)} with strides {list(out.strides)}"
+        problems.value("out", found, "elements each in their own place", room)
     if any(isinstance(array, np.ndarray) and _overlap(out, array) for array in inputs):
-        problems.value("out", "memory shared with an input", "memory of its own", "np.empty_like(out)")
+        problems.value("out", "memory shared with an input", "memory of its own", room)
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether two elements may share memory: they cannot where each axis steps over all of the smaller ones."""
+    if array.flags.c_contiguous or not array.size:
+        return False
+    span = array.itemsize
+    for step, size in sorted((abs(step), size) for step, size in zip(array.strides, array.shape, strict=True)):
+        if size > 1:
+            if step < span:
+                return True
+            span += step * (size - 1)
+    return False
 
 
 def _overlap(first: Array, second: Array) -> bool:

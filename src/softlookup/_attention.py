@@ -133,7 +133,7 @@ def attention(
     k_start
         Position of key column 0.
     out
-        Array [..., Hq, N, d_v] for the result; it shares no memory with the inputs.
+        Array [..., Hq, N, d_v] for the result; it shares no memory with the inputs. Untouched where the call raises.
     out_dtype
         Type of the result; None is the type of q.
     stats
@@ -173,20 +173,20 @@ def attention(
     )  # fmt: skip
     out_code = code if out_dtype is None else as_type(problems, out_dtype)
     if out is not None:
-        check_out(problems, out, out_code, sizes, (q, k, v, bias, sinks))
+        check_out(problems, out, out_code, sizes, (q, k, v, bias, sinks, mask))
     flag(problems, "stats", stats)
     workers = get_threads() if threads is None else as_threads(problems, threads)
     problems.raise_any()
     assert sizes is not None
     assert code is not None
     assert out_code is not None
-    if out is None:
-        out = np.empty(sizes.out, dtype_of(out_code))
+    # What the user asked to fill is not left half written by a function of theirs that raises.
+    result = np.empty(sizes.out, dtype_of(out_code)) if out is None or scoring.may_fail else out
     moments = np.empty((*sizes.rows, _core.MOMENTS)) if stats else None
     if sizes.rows[0] and sizes.rows[1] and sizes.rows[2]:
         _core.attend(
             *core_inputs(sizes, code, q, k, v),
-            core_view(out[None] if sizes.single else out, out_code),
+            core_view(result[None] if sizes.single else result, out_code),
             code,
             out_code,
             sinks=scoring.sinks,
@@ -195,10 +195,16 @@ def attention(
             isa=_isa.get(),
             **scoring.arguments(sizes),
         )
-    return out if moments is None else (out, _statistics(moments, scoring, sizes, code))
+    if out is not None and out is not result:
+        out[...] = result
+        result = out
+    if moments is None:
+        return result
+    return result, statistics_of(moments, scoring, sizes, code, current_isa())
 
 
-def _statistics(moments: NDArray[np.float64], scoring: Scoring, sizes: Shapes, code: int) -> Stats:
+def statistics_of(moments: NDArray[np.float64], scoring: Scoring, sizes: Shapes, code: int, isa: str) -> Stats:
+    """The statistics of a call that gathered moments, with its conventions."""
     starts: list[int] = scoring.q_start.tolist()
     first_start = starts[0] if len(starts) == 1 else tuple(starts)
     conventions = Conventions(
@@ -210,7 +216,7 @@ def _statistics(moments: NDArray[np.float64], scoring: Scoring, sizes: Shapes, c
         q_start=first_start if scoring.placed else None,
         k_start=scoring.k_start,
         dtype=NAMES[code],
-        isa=_isa.get() or _core.default_isa(),
+        isa=isa,
     )
     return from_moments(
         moments,
@@ -254,7 +260,7 @@ def attention_weights(
     rows
         Local indices of queries, R ints, negative ones from the end as in NumPy; None is all.
     heads
-        Indices of query heads, likewise; None is all.
+        Indices of query heads, likewise; None is all. Where q and k have 2 axes there is one: None, [0] or [-1].
     mask, bias, scale, softcap, sinks, q_start, k_start, threads
         As in `attention`.
 
@@ -290,6 +296,9 @@ def attention_weights(
     )  # fmt: skip
     picked_rows = chosen(problems, "rows", rows, None if sizes is None else sizes.queries)
     picked_heads = chosen(problems, "heads", heads, None if sizes is None else sizes.heads)
+    if sizes is not None and sizes.single and picked_heads.size != 1:
+        found = f"{picked_heads.size} heads of arrays with 2 axes, which are one head"
+        problems.value("heads", found, "one head, or None", "q[None] and k[None] have an axis of heads to choose from")
     workers = get_threads() if threads is None else as_threads(problems, threads)
     problems.raise_any()
     assert sizes is not None
@@ -341,6 +350,11 @@ def _weights_of_head(q: Array, k: Array, code: int, arguments: dict[str, Any], s
         scores /= scores.sum(axis=-1, keepdims=True) + np.exp(sink - top)
     np.copyto(scores, 0.0, where=empty)
     return scores
+
+
+def current_isa() -> str:
+    """The instruction set that a call made here runs on."""
+    return _isa.get() or _core.default_isa()
 
 
 @contextmanager

@@ -13,8 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._array_checks import Shapes, float_code, input_code, plain_array, shapes
-from softlookup._masks import Dense, Lengths, Mask, per_item
-from softlookup._problems import LARGEST_FLOAT32, SMALLEST_FLOAT32, Problems, describe, integer, integers, real
+from softlookup._masks import Dense, Lengths, Mask, Predicate, per_item
+from softlookup._problems import (
+    LARGEST_FLOAT32,
+    SMALLEST_FLOAT32,
+    SMALLEST_FLOAT64,
+    Problems,
+    describe,
+    integer,
+    integers,
+    real,
+)
 from softlookup._types import FLOAT32, FLOAT64, NAMES, core_view
 
 LARGEST_THREADS = 1024
@@ -35,6 +44,11 @@ class Scoring(NamedTuple):
     k_start: int
     placed: bool  # whether absolute positions are known
     mask: Mask | None
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether the core calls functions of the user, which may raise."""
+        return self.mask is not None and any(isinstance(leaf, Predicate) for leaf in self.mask._leaves())
 
     def arguments(self, sizes: Shapes) -> dict[str, Any]:
         """The keyword arguments that all functions of the core share."""
@@ -75,7 +89,7 @@ def lookup_of(
         0.0 if softcap is None else as_softcap(problems, softcap, code),
         checked_bias,
         bias_code,
-        None if sinks is None else as_sinks(problems, sinks, None if sizes is None else sizes.heads),
+        None if sinks is None else as_sinks(problems, sinks, None if sizes is None else sizes.heads, code),
         start,
         first_key,
         placed,
@@ -92,7 +106,7 @@ def flag(problems: Problems, name: str, value: object) -> None:
 
 def as_threads(problems: Problems, value: object) -> int:
     expected = f"an int from 1 to {LARGEST_THREADS}"
-    fix = "None takes the default, softlookup.get_threads()"
+    fix = "None takes the default"
     return integer(problems, "threads", value, least=1, most=LARGEST_THREADS, expected=expected, fix=fix) or 1
 
 
@@ -114,18 +128,33 @@ def chosen(problems: Problems, name: str, value: Any, size: int | None) -> NDArr
 # Scores
 
 
-def as_scale(problems: Problems, value: object, width: int | None, code: int | None, name: str = "scale") -> float:
+def as_scale(problems: Problems, value: object, width: int | None, code: int | None) -> float:
     """The factor of q . k; 1/sqrt(d_k) for None."""
     if value is None:
         if width == 0:
-            problems.value(name, "None with d_k = 0", "a number, as 1/sqrt(0) is none", f"{name}=1.0")
+            problems.value("scale", "None with d_k = 0", "a number, as 1/sqrt(0) is none", "scale=1.0")
         return 1.0 / math.sqrt(width) if width else 1.0
-    fix = f"None is 1/sqrt(d_k); the largest is {LARGEST_FLOAT32:.3g} unless q is float64"
-    expected = "a finite real number"
+    range_32 = f"0 or {SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g} in magnitude unless q is float64"
+    return factor(problems, "scale", value, code, f"None is 1/sqrt(d_k); {range_32}")
+
+
+def factor(
+    problems: Problems,
+    name: str,
+    value: object,
+    code: int | None,
+    fix: str,
+    expected: str = "a finite real number",
+) -> float:
+    """A number that products are multiplied by, in the type of that code: one that would count as 0 is refused."""
     number = real(problems, name, value, expected=expected, fix=fix)
-    if number is not None and abs(number) > LARGEST_FLOAT32 and code != FLOAT64:
-        problems.value(name, describe(value), expected, fix)
-    return number or 0.0
+    if number is None:
+        return 0.0
+    least, most = (SMALLEST_FLOAT64, math.inf) if code == FLOAT64 else (SMALLEST_FLOAT32, LARGEST_FLOAT32)
+    if number and not least <= abs(number) <= most:
+        reason = f"{expected}, 0 or within the normal numbers of {NAMES[FLOAT64 if code == FLOAT64 else FLOAT32]}"
+        problems.value(name, describe(value), reason, fix)
+    return number
 
 
 def as_softcap(problems: Problems, value: object, code: int | None) -> float:
@@ -163,7 +192,9 @@ def fits_scores(problems: Problems, name: str, shape: tuple[int, ...], sizes: Sh
     expected = f"[N, M] = {list(scores[-2:])}, or as many axes as q, to broadcast to [..., Hq, N, M] = {list(scores)}"
     if len(shape) not in (2, *sizes.axes):
         fix = f"give it {max(sizes.axes)} axes"
-        if len(shape) == 3:
+        if len(shape) == 1:
+            fix = f"{name}[None]"
+        elif len(shape) == 3:
             fix = f"{name}[:, None] if axis 0 is the batch, {name}[None] if it is the heads"
         problems.value(name, f"shape {list(shape)}", expected, fix)
         return False
@@ -175,8 +206,8 @@ def fits_scores(problems: Problems, name: str, shape: tuple[int, ...], sizes: Sh
     return True
 
 
-def as_sinks(problems: Problems, value: Any, heads: int | None) -> NDArray[np.float64] | None:
-    """One logit a head, float64 [Hq]; every float type widens to it without loss."""
+def as_sinks(problems: Problems, value: Any, heads: int | None, code: int | None) -> NDArray[np.float64] | None:
+    """One logit a head, float64 [Hq]; every float type widens to it without loss. code: the type they count in."""
     if float_code(problems, "sinks", value) is None:
         return None
     if heads is not None and value.shape != (heads,):
@@ -185,6 +216,10 @@ def as_sinks(problems: Problems, value: Any, heads: int | None) -> NDArray[np.fl
     sinks = np.ascontiguousarray(value, np.float64)
     if (sinks == np.inf).any():
         problems.value("sinks", "+inf", "numbers, or -inf for no sink", "a large finite logit")
+    elif code != FLOAT64 and (np.isfinite(sinks) & (np.abs(sinks) > LARGEST_FLOAT32)).any():
+        beyond = np.abs(sinks[np.isfinite(sinks)]).max()
+        expected = f"numbers up to {LARGEST_FLOAT32:.3g} in magnitude unless q is float64, or -inf for no sink"
+        problems.value("sinks", f"magnitudes up to {beyond:.3g}", expected, "-np.inf, or a float64 q, k and v")
     return sinks
 
 
@@ -249,7 +284,8 @@ def _fits_batch(problems: Problems, name: str, values: NDArray[np.int64], sizes:
     if values.size == 1:
         return True
     try:
-        fits = np.broadcast_shapes(values.shape, sizes.leading) == sizes.leading
+        fits = values.ndim <= len(sizes.leading)
+        fits = fits and np.broadcast_shapes(values.shape, sizes.leading) == sizes.leading
     except ValueError:
         fits = False
     if not fits:
@@ -263,7 +299,7 @@ def positions(
     problems: Problems, q_start: Any, k_start: Any, mask: Mask | None, sizes: Shapes | None
 ) -> tuple[NDArray[np.int64], int, bool]:
     """Where query row 0 of each item and key column 0 stand, and whether that is known."""
-    first_key = integer(problems, "k_start", k_start, expected="an int", fix="k_start=0") or 0
+    first_key = integer(problems, "k_start", k_start, expected="an int within 2**60", fix="k_start=0") or 0
     if q_start is None:
         if sizes is None or (sizes.queries == sizes.keys and first_key == 0):
             return ORIGIN, first_key, True

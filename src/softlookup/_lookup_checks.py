@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._array_checks import one_type, plain_array
-from softlookup._checks import as_scale, as_sinks
-from softlookup._problems import Problems, describe
+from softlookup._checks import as_sinks, factor
+from softlookup._problems import LARGEST_FLOAT32, Problems, describe
+from softlookup._types import FLOAT64
 
 Array = NDArray[Any]
 
@@ -44,7 +46,7 @@ def partials(
             problems.value(f"lses[{index}]", found, f"{list(shape[:-1])}, that of outs without d_v", "pass Stats.lse")
     logits = None
     if sinks is not None and len(shape) > 1:
-        logits = as_sinks(problems, sinks, shape[-3] if len(shape) > 2 else 1)
+        logits = as_sinks(problems, sinks, shape[-3] if len(shape) > 2 else 1, FLOAT64)
     if problems.count:
         return None
     return parts, np.stack(logs), logits[:, None] if logits is not None and len(shape) > 2 else logits
@@ -54,6 +56,11 @@ def _listed(problems: Problems, name: str, value: Any) -> list[Array] | None:
     """The partials of a sequence of arrays or of a stacked array."""
     if isinstance(value, (list, tuple)):
         return list(value)
+    if not isinstance(value, np.ndarray):
+        expected = "a list or tuple of numpy.ndarray, or one array with the partials along axis 0"
+        fix = f"list({name})" if isinstance(value, Iterable) else f"[{name}]"
+        problems.type(name, describe(value), expected, fix)
+        return None
     if not plain_array(problems, name, value):
         return None
     if value.ndim == 0:
@@ -73,9 +80,11 @@ def lookup_arguments(
     if match not in (None, "equal"):
         problems.value("match", describe(match), "None or 'equal'", "match='equal' is the dictionary's own rule")
     if not (isinstance(beta, (float, np.floating)) and math.isinf(beta)):
-        as_scale(problems, 0.0 if beta is None else beta, None, code, name="beta")
-    if beta is None:
-        problems.type("beta", "None", "a real number or inf", "beta=1.0")
+        computed = code if similarity == "dot" else FLOAT64
+        fix = "beta=1.0, or beta=np.inf for the nearest key alone"
+        if computed != FLOAT64:
+            fix += f"; up to {LARGEST_FLOAT32:.3g} unless the arrays are float64"
+        factor(problems, "beta", beta, computed, fix, expected="a real number or inf")
     if match == "equal" and not (similarity == "dot" and beta == 1.0):
         found = f"match='equal' with beta={beta!r} and similarity={similarity!r}"
         problems.value("match", found, "match alone, as equality has neither", "leave out beta and similarity")

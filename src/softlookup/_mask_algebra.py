@@ -2,32 +2,40 @@
 
 A mask is immutable and has no shape of its own; True means *may attend*. Masks are joined by ``&``, ``|`` and ``~``.
 Every mask has two readings that must agree: `_look`, plain NumPy for any rectangle of queries and keys, which `dense`
-is made of, and `_program`, the postfix program that the core runs tile by tile.
+is made of, and `_program`, the postfix program that the core runs tile by tile. The core's programs are bounded, so the
+number of steps is known from the making of a mask on, and one of too many is never made: what walks through a mask need
+not fear its depth.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from softlookup import _core
 from softlookup._problems import Problems, describe, integer, integers
 
 Booleans = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 Step = tuple[Any, ...]
 
+BATCH_FIX = "pass the size of the batch, or the sizes of the leading axes as a tuple"
+
 
 @dataclass(frozen=True)
 class Grid:
     """A rectangle of queries and keys: indices with four axes that broadcast to [B, Hq, N, M].
 
-    row and column are local, query and key absolute positions; queries and keys are N and M.
+    row and column are local, query and key absolute positions; queries and keys are N and M. leading are the axes that
+    the batch is flattened from.
     """
 
+    leading: tuple[int, ...]
     batch: Indices
     head: Indices
     row: Indices
@@ -40,10 +48,12 @@ class Grid:
         return self.batch.size, self.head.size, self.row.size, self.column.size
 
 
-def _grid(B: int, Hq: int, N: int, M: int, q_start: Indices, k_start: int) -> Grid:
+def _grid(leading: tuple[int, ...], Hq: int, N: int, M: int, q_start: Indices, k_start: int) -> Grid:
+    B = math.prod(leading)
     row = np.arange(N).reshape(1, 1, N, 1)
     column = np.arange(M).reshape(1, 1, 1, M)
     return Grid(
+        leading=leading,
         batch=np.arange(B).reshape(B, 1, 1, 1),
         head=np.arange(Hq).reshape(1, Hq, 1, 1),
         row=row,
@@ -55,6 +65,9 @@ def _grid(B: int, Hq: int, N: int, M: int, q_start: Indices, k_start: int) -> Gr
 
 class Mask:
     """What all masks are: `Full`, `Causal`, `Window`, `Lengths`, `Dense`, `Predicate`, and what & | ~ make of them.
+
+    A joined mask has at most 256 steps: one for every mask in it and one for every & | ~. Joining more is a ValueError;
+    one `Dense` or `Predicate` says anything in one step.
 
     Examples
     --------
@@ -84,13 +97,21 @@ class Mask:
         """Whether absolute positions are used, so that q_start matters."""
         return False
 
-    def dense(self, B: int, Hq: int, N: int, M: int, q_start: int | Indices = 0, k_start: int = 0) -> Booleans:
+    @property
+    def _steps(self) -> int:
+        """The length of the program."""
+        return 1
+
+    def dense(
+        self, B: int | tuple[int, ...], Hq: int, N: int, M: int, q_start: int | Indices = 0, k_start: int = 0
+    ) -> Booleans:
         """Every element of the mask, as plain NumPy: the oracle of what the core computes tile by tile.
 
         Parameters
         ----------
         B, Hq, N, M
-            Batch (leading axes flattened), query heads, queries, keys.
+            Batch, query heads, queries, keys. A tuple for B is the leading axes of a call, which are flattened:
+            lengths and arrays then broadcast over them, as they do in the call.
         q_start
             Position of query row 0: an int, or int64 [B].
         k_start
@@ -114,15 +135,19 @@ class Mask:
                [1, 1, 1]])
         """
         problems = Problems("Mask.dense")
-        for name, value in (("B", B), ("Hq", Hq), ("N", N), ("M", M)):
+        leading = B if isinstance(B, tuple) else (B,)
+        batch = [integer(problems, "B", size, least=0, expected="an int >= 0", fix=BATCH_FIX) for size in leading]
+        items = None if None in batch else math.prod(leading)
+        for name, value in (("Hq", Hq), ("N", N), ("M", M)):
             integer(problems, name, value, least=0, expected="an int >= 0", fix="pass the size of the axis")
         starts = integers(problems, "q_start", q_start, expected="an int or int64 [B]", fix="pass positions as ints")
-        if starts is not None and starts.size not in (1, B):
-            problems.value("q_start", f"{starts.size} positions", f"one, or B = {B}", "pass an int or int64 [B]")
         integer(problems, "k_start", k_start)
+        if starts is not None and items is not None and starts.size not in (1, items):
+            problems.value("q_start", f"{starts.size} positions", f"one, or B = {items}", "pass an int or int64 [B]")
         problems.raise_any()
         assert starts is not None
-        return np.broadcast_to(self._look(_grid(B, Hq, N, M, starts, k_start)), (B, Hq, N, M)).copy()
+        grid = _grid(leading, Hq, N, M, starts, k_start)
+        return np.broadcast_to(self._look(grid), grid.shape).copy()
 
     def __and__(self, other: object) -> Mask:
         right = _operand(self, "&", other)
@@ -180,12 +205,29 @@ class Full(Mask):
         return [("full",)]
 
 
+def _bounded(steps: int, made: str) -> int:
+    """The steps of a mask that is being made, if the core can run so many."""
+    if steps > _core.MOST_MASK_STEPS:
+        problems = Problems("Mask")
+        expected = f"at most {_core.MOST_MASK_STEPS}, counting every mask and every & | ~"
+        fix = "join the arrays first and wrap them in one softlookup.Dense, or write one softlookup.Predicate"
+        problems.value("mask", f"{steps} steps in {made}", expected, fix)
+        problems.raise_any()
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class Joined(Mask):
     """Two masks and what joins them."""
 
     left: Mask
     right: Mask
+    _steps: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = self.left._steps + self.right._steps + 1
+        made = f"masks of {self.left._steps} and {self.right._steps} joined by & or |"
+        object.__setattr__(self, "_steps", _bounded(steps, made))
 
     def _join(self, step: str, leading: tuple[int, ...], Hq: int, N: int, M: int) -> list[Step]:
         left = self.left._program(leading, Hq, N, M)
@@ -227,6 +269,11 @@ class Or(Joined):
 @dataclass(frozen=True, slots=True, repr=False)
 class Not(Mask):
     inner: Mask
+    _steps: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps = self.inner._steps + 1
+        object.__setattr__(self, "_steps", _bounded(steps, f"~ of a mask of {self.inner._steps}"))
 
     def _look(self, grid: Grid) -> Booleans:
         return ~self.inner._look(grid)

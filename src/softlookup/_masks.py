@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._mask_algebra import Booleans, Full, Grid, Indices, Mask, Step
-from softlookup._problems import Problems, describe, integer, integers
+from softlookup._problems import LARGEST_WIDTH, Problems, describe, integer, integers
 
 __all__ = ["Causal", "Dense", "Full", "Lengths", "Mask", "Predicate", "Window", "per_item"]
 
@@ -78,7 +78,8 @@ class Window(Mask):
             side = getattr(self, name)
             if side is not None:
                 fix = f"{name}=None is unlimited (other libraries write -1)"
-                side = integer(problems, name, side, least=0, expected="an int >= 0 or None", fix=fix)
+                expected = "an int >= 0 or None"
+                side = integer(problems, name, side, least=0, most=LARGEST_WIDTH, expected=expected, fix=fix)
                 object.__setattr__(self, name, side)
         problems.raise_any()
 
@@ -143,18 +144,26 @@ class Lengths(Mask):
         problems.raise_any()
 
     def _look(self, grid: Grid) -> Booleans:
-        B, _, N, M = grid.shape
+        _, _, N, M = grid.shape
         visible = np.ones((1, 1, 1, 1), bool)
         for lengths, index, size in ((self.keys, grid.column, M), (self.queries, grid.row, N)):
             if isinstance(lengths, np.ndarray):
-                if lengths.size not in (1, B):
-                    raise ValueError(
-                        f"softlookup.Mask.dense: found {self!r} with {lengths.size} lengths; expected 1 or B = {B}; "
-                        "fix: pass one length for each batch item"
-                    )
-                each = lengths.reshape(-1, 1, 1, 1)
+                each = self._each(lengths, grid.leading).reshape(-1, 1, 1, 1)
                 visible = visible & (index < each if self.padding_side == "right" else index >= size - each)
         return visible
+
+    def _each(self, lengths: Indices, leading: tuple[int, ...]) -> Indices:
+        """One length for each item of a grid, whose batch may be flattened, or one for all."""
+        B = math.prod(leading)
+        if lengths.size in (1, B):
+            return lengths
+        try:
+            return per_item(lengths, leading)
+        except ValueError:
+            raise ValueError(
+                f"softlookup.Mask.dense: found {self!r} with {lengths.size} lengths of shape {list(lengths.shape)}; "
+                f"expected 1 or B = {B}; fix: pass one length for each batch item, or B as a tuple of leading axes"
+            ) from None
 
     def _program(self, leading: tuple[int, ...], Hq: int, N: int, M: int) -> list[Step]:
         keys, queries = (
@@ -226,6 +235,8 @@ class Dense(Mask):
     def _look(self, grid: Grid) -> Booleans:
         shape = self.array.shape
         try:
+            if len(shape) > 3 and math.prod(shape[:-3]) not in (1, math.prod(grid.leading)):
+                return np.broadcast_to(self.array, (*grid.leading, *grid.shape[1:])).reshape(grid.shape)
             return np.broadcast_to(self.array.reshape(math.prod(shape[:-3]), *shape[-3:]), grid.shape)
         except ValueError:
             raise ValueError(
@@ -249,7 +260,7 @@ class Dense(Mask):
         return f"Dense({_spelled(self.array)})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Predicate(Mask):
     """Any rule at all, as a function of indices.
 
@@ -287,16 +298,30 @@ class Predicate(Mask):
         visible = np.empty(grid.shape, bool)
         for b, h in np.ndindex(grid.shape[:2]):
             query = grid.query[min(b, len(grid.query) - 1), 0]
-            found = np.asarray(self.function(grid.batch[b, 0], grid.head[0, h], query, grid.key[0, 0]))
-            if found.dtype != np.bool_:
-                raise TypeError(
-                    f"softlookup: {self!r} returned {describe(found)}; expected a bool array; fix: return a comparison"
-                )
-            visible[b, h] = found
+            visible[b, h] = self._ask(grid.batch[b, 0], grid.head[0, h], query, grid.key[0, 0])
         return visible
 
+    def _ask(self, b: Indices, h: Indices, i: Indices, j: Indices) -> Booleans:
+        """The function's answer, checked: C-contiguous [rows, keys]. b is [1, 1], h and i [rows, 1], j [1, keys]."""
+        answer = self.function(b, h, i, j)
+        shape = (i.shape[0], j.shape[1])
+        problems = Problems("Predicate")
+        found = np.asarray(answer)
+        told = f"{describe(answer if isinstance(answer, np.ndarray) else found)} returned by {self!r}"
+        if isinstance(answer, np.ma.MaskedArray):
+            problems.type("function", told, "a plain bool array", "return .filled(False), if what is masked is hidden")
+        elif found.dtype != np.bool_:
+            problems.type("function", told, "bool, True where query i may attend to key j", "return a comparison")
+        elif found.ndim > 2 or any(
+            size not in (1, full) for size, full in zip(found.shape[::-1], shape[::-1], strict=False)
+        ):
+            expected = f"a shape that broadcasts to [rows, keys] = {list(shape)}"
+            problems.value("function", told, expected, "b is [1, 1], h and i are [rows, 1], j is [1, keys]")
+        problems.raise_any()
+        return np.ascontiguousarray(np.broadcast_to(found, shape))
+
     def _program(self, leading: tuple[int, ...], Hq: int, N: int, M: int) -> list[Step]:
-        return [("predicate", self.function)]
+        return [("predicate", self._ask)]
 
     @property
     def _positional(self) -> bool:

@@ -1,7 +1,8 @@
 """The exact union of partial lookups over disjoint sets of keys.
 
 Each partial result carries the log of its softmax denominator; e^(lse - lse of the union) is its share. An empty
-partial (lse -inf) is left out by selection, so that nothing in its output shows, NaN included.
+partial (lse -inf) is left out by selection, so that nothing in its output shows, NaN included. What is not finite in
+any other shows, also where its share rounds to zero.
 """
 
 from __future__ import annotations
@@ -40,12 +41,18 @@ def merge(
     -------
     (numpy.ndarray, numpy.ndarray)
         The output [..., Hq, N, d_v], of the type of outs, and its lse, float64 [..., Hq, N]. Where every partial is
-        empty the output is 0, and the lse -inf or the sink's logit.
+        empty the output is 0, and the lse -inf or the sink's logit. inf and NaN in a partial that is not empty show,
+        whatever its share.
 
     Raises
     ------
     TypeError, ValueError
         If the shapes or types do not fit, with all reasons.
+
+    Notes
+    -----
+    A share is known to float64's spacing at the lse: where scores exceed 2**52 or so, a partial of two keys with one
+    score and a partial of one have the same lse, and so the same share.
 
     References
     ----------
@@ -77,6 +84,8 @@ def merge(
         lse = shift + np.log(denominator)
         total = np.zeros(parts[0].shape)
         for part, log in zip(parts, logs, strict=True):
-            share = np.exp(log - shift) / denominator
-            total += np.where((log == -np.inf)[..., None], 0.0, share[..., None] * part.astype(np.float64))
+            share = (np.exp(log - shift) / denominator)[..., None]
+            wide = part.astype(np.float64)
+            seen = np.where(np.isfinite(wide), share * wide, share + wide)  # the sum, as 0 * inf is NaN
+            total += np.where((log == -np.inf)[..., None], 0.0, seen)
         return total.astype(parts[0].dtype), lse

@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_POSITION = 2**62  # so that no sum of a position and a width overflows int64
+# A position is q_start or k_start plus an index, and masks add the width of a window: 2**60 + 2**60 + 2**62 < 2**63.
+LARGEST_POSITION = 2**60
+LARGEST_WIDTH = 2**62
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)
+SMALLEST_FLOAT64 = float(np.finfo(np.float64).tiny)
 
 
 class Problems:
@@ -120,6 +123,7 @@ def real(problems: Problems, name: str, value: object, *, expected: str, fix: st
 def integers(problems: Problems, name: str, value: object, *, expected: str, fix: str) -> NDArray[np.int64] | None:
     """One or more ints (a number, a sequence or an array) as an int64 array of the same shape; bool is not one."""
     array: NDArray[Any]
+    found = describe(value)
     if isinstance(value, np.ndarray):
         array = value
     elif isinstance(value, (int, np.integer, Sequence)) and not isinstance(value, (str, bytes)):
@@ -129,13 +133,15 @@ def integers(problems: Problems, name: str, value: object, *, expected: str, fix
             array = np.asarray(None)
         if array.size == 0:
             array = array.astype(np.int64)
+        if isinstance(value, Sequence) and array.dtype != object:
+            found = f"{found} of {array.dtype}"
     else:
         array = np.asarray(None)
     if isinstance(array, np.ma.MaskedArray) or array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
-        problems.type(name, describe(value), expected, fix)
+        problems.type(name, found, expected, fix)
         return None
     widened = array.astype(np.int64)
     if widened.size and not -LARGEST_POSITION <= int(widened.min()) <= int(widened.max()) <= LARGEST_POSITION:
-        problems.value(name, f"values from {widened.min()} to {widened.max()}", "values within 2**62", fix)
+        problems.value(name, f"values from {widened.min()} to {widened.max()}", "values within 2**60", fix)
         return None
     return widened

@@ -162,6 +162,19 @@ class Stats:
         return f"Stats(shape={self.lse.shape}, conventions={self.conventions!r})"
 
 
+def normalizers(
+    top: Numbers, mass: Numbers, empty: NDArray[np.bool_], logits: Numbers
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The natural log of each row's softmax denominator, and the weight of its largest score.
+
+    From the moments m and sum p, which rows are empty, and each row's sink, in shapes that broadcast. Where scores
+    are so large that lse cannot hold ln(sum p) beside m, weights are still exact as e^(s - m) times that weight.
+    """
+    with np.errstate(all="ignore"):
+        of_keys = np.where(np.isfinite(top + mass), top + np.log(mass), np.nan)
+        return np.where(empty, logits, np.logaddexp(of_keys, logits)), 1.0 / (mass + np.exp(logits - top))
+
+
 def from_moments(
     moments: NDArray[np.float64],
     *,
@@ -189,9 +202,8 @@ def from_moments(
     of = dict(zip(LIMITS, numbers, strict=True))
 
     with np.errstate(all="ignore"):
-        unit = 1.0 / (mass + np.exp(logits - top))  # the weight of the largest score
+        lse, unit = normalizers(top, mass, empty, logits)
         log_mass, log_visible, shift = np.log(mass), np.log(visible), first / mass
-        lse = np.where(empty, logits, np.logaddexp(top + log_mass, logits))
         np.minimum(log_mass - shift, log_visible, out=of["entropy"])
         np.divide(of["entropy"], np.where(visible < 2, np.nan, log_visible), out=of["normalized_entropy"])
         of["max_weight"][...] = unit
@@ -209,7 +221,7 @@ def from_moments(
         np.copyto(of["missing_mass"], 0.0, where=logits == -np.inf)
         if broken.any():
             np.copyto(numbers, np.nan, where=broken)
-            lse, argmax = np.where(broken, np.nan, lse), np.where(broken, -1, argmax)
+            argmax = np.where(broken, -1, argmax)
         fields = dict(zip(LIMITS, numbers.astype(dtype, copy=False).reshape(len(LIMITS), *shape), strict=True))
     distance = fields.pop("distance")
     return Stats(

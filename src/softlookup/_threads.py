@@ -28,27 +28,26 @@ _chosen: int | None = None  # by set_threads, for the process
 _scoped: ContextVar[int | None] = ContextVar("softlookup_threads", default=None)  # by threads(n), for the context
 
 
-def set_threads(n: int) -> None:
+def set_threads(n: int | None) -> None:
     """Set the number of threads that calls use from now on, in the whole process.
 
     Parameters
     ----------
     n
-        From 1 to 1024.
+        From 1 to 1024; None goes back to the default.
 
     Raises
     ------
     TypeError, ValueError
-        If n is not such an int.
+        If n is neither such an int nor None.
 
     Examples
     --------
     >>> import softlookup as sl
-    >>> before = sl.get_threads()
     >>> sl.set_threads(1)
     >>> sl.get_threads()
     1
-    >>> sl.set_threads(before)
+    >>> sl.set_threads(None)
     """
     global _chosen
     _chosen = _checked("set_threads", n)
@@ -72,18 +71,18 @@ def get_threads() -> int:
 
 
 @contextmanager
-def threads(n: int) -> Iterator[None]:
+def threads(n: int | None) -> Iterator[None]:
     """Use n threads for the calls inside a with block, in this thread or task only.
 
     Parameters
     ----------
     n
-        From 1 to 1024.
+        From 1 to 1024; None is the number outside all such blocks.
 
     Raises
     ------
     TypeError, ValueError
-        If n is not such an int.
+        If n is neither such an int nor None.
 
     Examples
     --------
@@ -132,7 +131,9 @@ def info() -> dict[str, object]:
     }
 
 
-def _checked(where: str, n: object) -> int:
+def _checked(where: str, n: object) -> int | None:
+    if n is None:
+        return None
     problems = Problems(where)
     number = as_threads(problems, n)
     problems.raise_any()

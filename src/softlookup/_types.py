@@ -56,3 +56,8 @@ def core_view(array: NDArray[Any], code: int) -> NDArray[Any]:
 def statistics_dtype(code: int) -> np.dtype[Any]:
     """The type of statistics, scores and weights: float64 for float64 input, float32 for all others."""
     return np.dtype(np.float64) if code == FLOAT64 else np.dtype(np.float32)
+
+
+def sum_code(code: int) -> int:
+    """The type code of sums over numbers of a type: that of `statistics_dtype`."""
+    return FLOAT64 if code == FLOAT64 else FLOAT32

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-
 try:
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    from softlookup._tensors import FLOATS, array_of
     from softlookup._transformers.masks import MaskPlan, plan_mask
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
@@ -52,8 +51,6 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 Observer = Callable[[torch.nn.Module, sl.Stats], None]
 _observer: ContextVar[Observer | None] = ContextVar("softlookup_observer", default=None)
@@ -132,7 +129,7 @@ def _attention_forward(
     """transformers' attention function: query [B, Hq, N, d_k], key and value [B, Hk, M, d], result [B, N, Hq, d_v]."""
     if dropout or not kwargs.keys() <= _HARMLESS or _wants_weights(module, kwargs):
         _refuse_unsupported(module, dropout, kwargs)
-    if torch.is_grad_enabled() or not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in _FLOATS):
+    if torch.is_grad_enabled() or not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in FLOATS):
         _refuse_tensors(query, key, value, s_aux, position_bias, attention_mask)
     observer = _observer.get()
     if isinstance(attention_mask, MaskPlan):
@@ -145,14 +142,14 @@ def _attention_forward(
     else:
         lookup = _user_mask(attention_mask)
     if position_bias is not None:
-        bias = _array(position_bias)
+        bias = array_of(position_bias)
         lookup["bias"] = bias + lookup["bias"] if "bias" in lookup else bias
     if s_aux is not None:
-        lookup["sinks"] = _array(s_aux if s_aux.dtype is torch.float64 else s_aux.float())
+        lookup["sinks"] = array_of(s_aux if s_aux.dtype is torch.float64 else s_aux.float())
     batch = max(query.shape[0], key.shape[0])
     out = torch.empty((batch, query.shape[2], query.shape[1], value.shape[3]), dtype=query.dtype)
-    q, k, v = _array(query), _array(key), _array(value)
-    lookup.update(scale=scaling, softcap=softcap, out=_array(out).swapaxes(1, 2), threads=torch.get_num_threads())
+    q, k, v = array_of(query), array_of(key), array_of(value)
+    lookup.update(scale=scaling, softcap=softcap, out=array_of(out).swapaxes(1, 2), threads=torch.get_num_threads())
     if observer is None:
         sl.attention(q, k, v, **lookup)
     else:
@@ -198,9 +195,9 @@ def _refuse_tensors(
             "use torch.no_grad() around the forward pass"
         )
     for tensor in tensors[:3]:
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in FLOATS:
             raise TypeError(
-                f"softlookup was given {tensor.dtype}, expected one of {', '.join(map(str, _FLOATS))}: "
+                f"softlookup was given {tensor.dtype}, expected one of {', '.join(map(str, FLOATS))}: "
                 "load the model with one of these dtypes"
             )
 
@@ -247,7 +244,7 @@ def _user_mask(mask: torch.Tensor) -> dict[str, Any]:
         )
     if mask.dtype is torch.bool:
         return {"mask": sl.Dense(mask.numpy())}
-    if mask.dtype not in _FLOATS:
+    if mask.dtype not in FLOATS:
         raise TypeError(
             f"attention_mask has type {mask.dtype}, expected bool (True attends) or float (added to the scores): "
             "for a mask of 0 and 1 pass attention_mask.bool()"
@@ -257,25 +254,4 @@ def _user_mask(mask: torch.Tensor) -> dict[str, Any]:
     hidden = mask <= max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
     if not bool(((mask != 0) & ~hidden).any()):
         return {"mask": sl.Dense((~hidden).numpy())}
-    return {"bias": _array(mask.masked_fill(hidden, -torch.inf))}
-
-
-@functools.cache
-def _bfloat16() -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "bfloat16 models need ml_dtypes: pip install 'softlookup[transformers]'", name="ml_dtypes"
-        ) from missing
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The tensor's own memory as an array. (A parameter still says requires_grad where no gradient is recorded.)"""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(_bfloat16())
-    return tensor.numpy()
+    return {"bias": array_of(mask.masked_fill(hidden, -torch.inf))}

@@ -53,7 +53,8 @@ def prepare(wanted: str, contexts: Sequence[int], tokens: int, console: Console)
         If the model cannot be had, or is too short for the contexts.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    with Progress(*COLUMNS, console=console, transient=True) as progress:
+    # Off a terminal a transient bar leaves nothing but an empty line.
+    with Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("model", total=None)
         source = find_model(wanted, lambda text: progress.update(task, description=text))
         model, tokenizer = load_model(source, lambda text: progress.update(task, description=text))
