@@ -292,11 +292,11 @@ bool is_shared(const Problem& problem, const Tensor& bias) {
   return shared;
 }
 
-void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle dout, nb::handle lse,
-                          int type, int out_type, int dout_type, int gradient_type, nb::handle dlse, nb::handle delta,
-                          nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, double scale, double softcap,
-                          nb::handle bias, int bias_type, nb::handle q_start, int64_t k_start, nb::handle mask,
-                          int threads, const std::optional<std::string>& isa) {
+void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle dout, nb::handle top,
+                          nb::handle share, int type, int out_type, int dout_type, int gradient_type, nb::handle dlse,
+                          nb::handle delta, nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, double scale,
+                          double softcap, nb::handle bias, int bias_type, nb::handle q_start, int64_t k_start,
+                          nb::handle mask, int threads, const std::optional<std::string>& isa) {
   Call call;
   read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scale, softcap, bias,
                static_cast<Type>(bias_type), q_start, k_start, mask);
@@ -306,7 +306,8 @@ void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle o
   Gradients gradients;
   gradients.output = call.problem.out;
   gradients.output_slope = call.open(dout).tensor(static_cast<Type>(dout_type));
-  gradients.lse = doubles(call, lse);
+  gradients.top = doubles(call, top);
+  gradients.share = doubles(call, share);
   gradients.lse_slope = doubles(call, dlse);
   gradients.delta = call.open(delta, PyBUF_STRIDES | PyBUF_WRITABLE).data<double>();
   gradients.query = gradient(call, dq, gradient_type);
@@ -340,9 +341,9 @@ NB_MODULE(_core, module) {
   module.def("scores", score_arrays, "q"_a, "k"_a, "out"_a, "type"_a, nb::kw_only(), "scale"_a, "softcap"_a,
              "bias"_a.none() = nb::none(), "bias_type"_a = 0, "q_start"_a, "k_start"_a, "mask"_a.none() = nb::none(),
              "rows"_a.none() = nb::none(), "head_offset"_a = 0, "threads"_a, "isa"_a.none() = nb::none());
-  module.def("differentiate", differentiate_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "lse"_a, "type"_a,
-             "out_type"_a, "dout_type"_a, "gradient_type"_a, nb::kw_only(), "dlse"_a.none() = nb::none(), "delta"_a,
-             "dq"_a.none() = nb::none(), "dk"_a.none() = nb::none(), "dv"_a.none() = nb::none(),
+  module.def("differentiate", differentiate_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "top"_a, "share"_a,
+             "type"_a, "out_type"_a, "dout_type"_a, "gradient_type"_a, nb::kw_only(), "dlse"_a.none() = nb::none(),
+             "delta"_a, "dq"_a.none() = nb::none(), "dk"_a.none() = nb::none(), "dv"_a.none() = nb::none(),
              "dbias"_a.none() = nb::none(), "scale"_a, "softcap"_a, "bias"_a.none() = nb::none(), "bias_type"_a = 0,
              "q_start"_a, "k_start"_a, "mask"_a.none() = nb::none(), "threads"_a, "isa"_a.none() = nb::none());
   bind_limits(module);

@@ -1,6 +1,7 @@
 // The backward pass in one sweep: for one block of keys against all rows of its head, weights are computed again from
-// lse, and five products make the gradients. The sums of a key's gradients run over ascending rows, those of a query's
-// over ascending keys: blocks take turns at each tile of rows, so the bits do not depend on the threads.
+// the row's largest score and its weight, and five products make the gradients. The sums of a key's gradients run over
+// ascending rows, those of a query's over ascending keys: blocks take turns at each tile of rows, so the bits do not
+// depend on the threads.
 #pragma once
 
 #include "product.h"
@@ -39,7 +40,8 @@ struct GradientScratch {
   T* output_strips;  // the same of dout
   T* query_rows;     // [panels of d_k][rows][panel_lanes]
   T* output_rows;    // [panels of d_v][rows][panel_lanes]
-  T* lse;            // [rows]
+  T* top;            // [rows]
+  T* share;          // [rows]
   T* delta;          // [rows]
   // Of one tile of keys.
   T* weights;  // [rows][slope_step]
@@ -65,7 +67,8 @@ struct GradientScratch {
     output_strips = carver.take<T>(rows * problem.value_width);
     query_rows = carver.take<T>(rows * width);
     output_rows = carver.take<T>(rows * value_width);
-    lse = carver.take<T>(rows);
+    top = carver.take<T>(rows);
+    share = carver.take<T>(rows);
     delta = carver.take<T>(rows);
     weights = carver.take<T>(rows * slope_step);
     slopes = carver.take<T>(rows * slope_step);
@@ -158,9 +161,10 @@ void pack_tile(Meeting<P>& meeting) {
                         finite_numbers(scratch.output_rows, meeting.rows * meeting.value_width);
   for (int64_t row = 0; row < meeting.rows; ++row) {
     const int64_t place = row_place(problem, meeting.item, row);
-    const double lse = meeting.gradients.lse[place];
+    const double top = meeting.gradients.top[place];
     // An empty row's scores are all hidden; any finite number gives them the weight 0.
-    scratch.lse[row] = lse == -Constants<double>::infinity ? T{0} : static_cast<T>(lse);
+    scratch.top[row] = top == -Constants<double>::infinity ? T{0} : static_cast<T>(top);
+    scratch.share[row] = static_cast<T>(meeting.gradients.share[place]);
     scratch.delta[row] = static_cast<T>(meeting.gradients.delta[place]);
   }
 }
@@ -194,7 +198,8 @@ void slope_rows(Meeting<P>& meeting, const Strip& strip, const Tile& tile, const
     T* slopes = meeting.scratch.slopes + place * slope_step;
     const T* bias = meeting.scratch.bias + row * tile_keys;
     const Bits bits = meeting.scratch.bits[place];
-    const Vector<T> lse = splat(meeting.scratch.lse[place]);
+    const Vector<T> top = splat(meeting.scratch.top[place]);
+    const Vector<T> share = splat(meeting.scratch.share[place]);
     const Vector<T> delta = splat(meeting.scratch.delta[place]);
     for (int64_t v = range.first; v < range.last; ++v) {
       const int64_t key = v * lanes<T>;
@@ -205,7 +210,8 @@ void slope_rows(Meeting<P>& meeting, const Strip& strip, const Tile& tile, const
         steepness -= s / splat(softcap) * (s / splat(softcap));
       }
       if (has_bias) s += load(bias + key);
-      Vector<T> p = exp_nonpositive<T>(s - lse);
+      // Not e^(s - lse): beside a large score lse cannot hold the logarithm of the sum.
+      Vector<T> p = exp_nonpositive<T>(s - top) * share;
       Vector<T> slope = p * (load(slopes + key) - delta);
       if (!visible.whole) {
         const auto here = static_cast<uint32_t>(bits.word[key >> 6] >> (key & 63));

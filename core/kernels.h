@@ -124,9 +124,10 @@ struct BlockRange {
 
 // What the backward pass reads and fills beside the problem. Arrays of rows are [batch, query_heads, queries].
 struct Gradients {
-  Tensor output;        // of the forward pass
-  Tensor output_slope;  // dout, of the type of the output
-  const double* lse = nullptr;
+  Tensor output;                          // of the forward pass
+  Tensor output_slope;                    // dout, of the type of the output
+  const double* top = nullptr;            // largest score of each row, -inf where it is empty
+  const double* share = nullptr;          // the weight of that score
   const double* lse_slope = nullptr;      // dlse, or null
   double* delta = nullptr;                // rowsum(dout * out) - dlse
   Tensor query, key, value;               // gradients; all zero before

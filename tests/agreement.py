@@ -45,16 +45,21 @@ def type_name_of(array: np.ndarray) -> str:
 
 def expect(q: Any, k: Any, v: Any, *, written: Written | None = None, **options: Any) -> tuple[Any, Any, Any]:
     """The oracle's out and statistics, and the tolerances of the call."""
-    mask = options.pop("mask", None)
-    if written is not None:
-        leading = np.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
-        shape = (*leading, *(q.shape[-3:-1] if q.ndim > 2 else (1, len(q))), k.shape[-2])
-        mask = written.dense(Geometry(shape, _start(options, shape), options.get("k_start", 0)))
-        mask = mask[0] if q.ndim == 2 else mask
-    out, stats = reference.attention(q, k, v, mask=mask, **options)
+    options = {**options, "mask": plain_mask(q, k, v, written, options)}
+    out, stats = reference.attention(q, k, v, **options)
     magnitudes = score_magnitudes(q, k, options.get("scale"), options.get("softcap"), options.get("bias"))
     magnitudes = np.broadcast_to(magnitudes, stats.weights.shape)
     return out, stats, tolerances(type_name_of(q), stats, magnitudes)
+
+
+def plain_mask(q: Any, k: Any, v: Any, written: Written | None, options: dict[str, Any]) -> Any:
+    """The mask as the oracle is handed it."""
+    if written is None:
+        return options.get("mask")
+    leading = np.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+    shape = (*leading, *(q.shape[-3:-1] if q.ndim > 2 else (1, len(q))), k.shape[-2])
+    mask = written.dense(Geometry(shape, _start(options, shape), options.get("k_start", 0)))
+    return mask[0] if q.ndim == 2 else mask
 
 
 def _start(options: dict[str, Any], shape: tuple[int, ...]) -> Any:

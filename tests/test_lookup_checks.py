@@ -31,6 +31,7 @@ OUT, LSE = zeros(2, 4, 3, 6), np.zeros((2, 4, 3))
         ([[1.0]], [LSE], None, TypeError, ["outs[0]: found a list"]),
         (OUT.astype(int), LSE, None, TypeError, ["outs[0]: found int64"]),
         (TENSOR, LSE, None, TypeError, ["outs: found a torch.Tensor"]),
+        ((x for x in [OUT]), LSE, None, TypeError, ["outs: found a generator", "a list or tuple", "list(outs)"]),
         ([OUT], [LSE], zeros(3), ValueError, ["sinks: found shape [3]", "[Hq] = [4]"]),
         ([OUT], [LSE[0], 1], [1.0], ValueError, ["1 outputs and 2 lses"]),
         ([OUT], [LSE[0]], [1.0], TypeError, ["2 problems", "lses[0]", "sinks: found a list"]),
@@ -55,6 +56,8 @@ def test_bad_merge(outs: Any, lses: Any, sinks: Any, error: type[Exception], wor
         ({"beta": float("nan")}, ValueError, ["beta: found nan"]),
         ({"beta": None}, TypeError, ["beta: found None"]),
         ({"beta": "1"}, TypeError, ["beta: found '1'"]),
+        ({"beta": 1e-40}, ValueError, ["beta: found 1e-40", "normal numbers of float32"]),
+        ({"beta": 1e300}, ValueError, ["beta: found 1e+300", "3.4e+38 unless the arrays are float64"]),
         ({"beta": True}, TypeError, ["beta: found True"]),
         ({"similarity": "euclid"}, ValueError, ["similarity: found 'euclid'", "'dot' or 'cosine' or 'distance'"]),
         ({"match": "close"}, ValueError, ["match: found 'close'", "'equal'"]),
@@ -72,3 +75,10 @@ def test_bad_lookup(changes: dict[str, Any], error: type[Exception], words: list
     with pytest.raises(error, match=r"softlookup\.lookup") as caught:
         sl.lookup(arguments.pop("query"), arguments.pop("keys"), arguments.pop("values"), **arguments)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("bad", [None, "1", float("nan")])
+def test_beta_has_no_default_of_a_scale(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"beta: found .*; expected a real number or inf; ") as caught:
+        sl.lookup(zeros(3), zeros(2, 3), zeros(2), beta=bad)
+    assert "d_k" not in str(caught.value)

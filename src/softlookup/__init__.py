@@ -16,6 +16,7 @@ array([[1.    , 0.    , 0.    ],
 """
 
 from softlookup._attention import attention, attention_weights
+from softlookup._gradients import Grads, Pullback, attention_vjp
 from softlookup._lookup import lookup
 from softlookup._masks import Causal, Dense, Full, Lengths, Mask, Predicate, Window
 from softlookup._merge import merge
@@ -27,12 +28,15 @@ __all__ = [
     "Conventions",
     "Dense",
     "Full",
+    "Grads",
     "Lengths",
     "Mask",
     "Predicate",
+    "Pullback",
     "Stats",
     "Window",
     "attention",
+    "attention_vjp",
     "attention_weights",
     "get_threads",
     "info",

@@ -1,0 +1,1 @@
+"""Rooms of the PyTorch adapter; `softlookup.torch` is its door."""
