@@ -95,37 +95,17 @@ nb::object index_array(const int64_t* values, int64_t rows, int64_t columns, int
   return array;
 }
 
-std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
-
+// The predicate answers with a contiguous bool array [rows, keys]: Python has checked what the user's function
+// returned.
 void ask(const Call& call, const PredicateCall& asked) {
-  nb::module_ numpy = nb::module_::import_("numpy");
-  const nb::object answer = numpy.attr("asarray")(call.predicates[asked.predicate](
+  const nb::object answer = call.predicates[asked.predicate](
       index_array(nullptr, 1, 1, asked.batch, 0), index_array(asked.heads, asked.rows, 1, 0, 0),
-      index_array(asked.queries, asked.rows, 1, 0, 0), index_array(nullptr, 1, asked.keys, asked.first_key, 1)));
-  if (text_of(answer.attr("dtype").attr("kind")) != "b") {
-    const std::string given = text_of(answer.attr("dtype"));
-    throw nb::type_error(
-        ("Predicate: the function returned an array of " + given +
-         "; expected bool, True where query i may attend to key j (compare instead of computing, or use .astype(bool))")
-            .c_str());
-  }
-  const nb::tuple expected = nb::make_tuple(asked.rows, asked.keys);
-  nb::object full;
-  try {
-    full = numpy.attr("ascontiguousarray")(numpy.attr("broadcast_to")(answer, expected));
-  } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_ValueError)) throw;
-    const std::string given = text_of(answer.attr("shape"));
-    const std::string wanted = text_of(expected);
-    throw nb::value_error(("Predicate: the function returned shape " + given + "; expected one that broadcasts to " +
-                           wanted + " = [rows, keys] (b is [1, 1], h and i are [rows, 1], j is [1, keys])")
-                              .c_str());
-  }
-  const Buffer bytes(full);
+      index_array(asked.queries, asked.rows, 1, 0, 0), index_array(nullptr, 1, asked.keys, asked.first_key, 1));
+  const Buffer seen(answer);
   for (int64_t row = 0; row < asked.rows; ++row) {
     for (int64_t key = 0; key < asked.keys; ++key) {
       const int64_t bit = asked.first_bit + key;
-      const uint64_t set = bytes.data<char>()[row * asked.keys + key] != 0;
+      const uint64_t set = seen.data<char>()[row * asked.keys + key] != 0;
       asked.bits[row * (block_keys / 64) + bit / 64] |= set << (bit % 64);
     }
   }
