@@ -1,4 +1,4 @@
-"""softlookup.torch: the same numbers as on arrays, autograd, graphs and transforms."""
+"""softlookup.torch on tensors: the numbers of the library on arrays, autograd, and bad input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,52 +14,18 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import Tensor
 
 import softlookup as sl
 from agreement import on
 from cases import ISAS
-from softlookup._mask_codec import encode
-from softlookup._tensors import array_of, tensor_of
-from softlookup._torch.operators import attend, differentiate
+from softlookup._tensors import array_of
 from softlookup.torch import attention
+from torch_cases import DTYPES, MASKS, PADDED, gradients, tensors
 
-Tensor = torch.Tensor
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 6e-2, torch.float16: 8e-3}
-PADDED = sl.Causal() & sl.Lengths([7, 3])
-MASKS = {
-    "none": None,
-    "causal": sl.Causal(),
-    "padded": PADDED,
-    "dense": sl.Dense(np.random.default_rng(0).random((5, 7)) < 0.6),
-    "joined": PADDED | ~sl.Dense(np.random.default_rng(1).random((2, 1, 5, 7)) < 0.8),
-    "predicate": sl.Predicate(lambda b, h, i, j: (i + j + h) % 3 > 0),
-}
-
-
-def tensors(dtype: Any = torch.float32, grad: bool = True, seed: int = 0) -> dict[str, Tensor]:
-    """q, k and v of a grouped call, a bias and sinks."""
-    torch.manual_seed(seed)
-    shapes = {"q": (2, 4, 5, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 6), "bias": (1, 4, 5, 7), "sinks": (4,)}
-    return {name: torch.randn(shape).to(dtype).requires_grad_(grad) for name, shape in shapes.items()}
-
-
-def arguments(dtype: Any = torch.float32, mask: Any = None, heads_last: bool = False) -> tuple[Any, ...]:
-    """What the operators take."""
-    held = tensors(dtype)
-    if heads_last:
-        for name in "qkv":
-            held[name] = held[name].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-    words, numbers, arrays = ("", [], []) if mask is None else encode(mask)
-    return *held.values(), words, numbers, [tensor_of(array) for array in arrays], 0.3, 2.0, 2, None, 0, None
-
-
-def gradients(out: Any, inputs: Any, seed: int = 1) -> tuple[Tensor, ...]:
-    torch.manual_seed(seed)
-    outs = out if isinstance(out, tuple) else (out,)
-    return torch.autograd.grad(outs, list(inputs), [torch.randn_like(one) for one in outs])
 
 
 class TestValues:
@@ -281,240 +246,6 @@ class TestAutograd:
         with torch.autocast("cpu", dtype=dtype):
             double = tensors(torch.float64)
             assert attention(**double).dtype == torch.float64
-
-
-class TestOperators:
-    @pytest.mark.parametrize("heads_last", [False, True])
-    @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_forward(self, dtype: Any, mask: Any, heads_last: bool) -> None:
-        torch.library.opcheck(attend, arguments(dtype, mask, heads_last))
-
-    @pytest.mark.parametrize("wrt", ["q k v bias sinks", "v", "bias sinks"])
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_backward(self, dtype: Any, wrt: str) -> None:
-        given = [x.detach() if isinstance(x, Tensor) else x for x in arguments(dtype, PADDED)]
-        out, lse, wide, tops = attend(*given)
-        saved = (out if dtype in (torch.float32, torch.float64) else wide, lse, tops, wrt)
-        for slopes in ((torch.randn_like(out), torch.randn_like(lse)), (None, torch.randn_like(lse))):
-            torch.library.opcheck(differentiate, (*given, *slopes, *saved))
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_have_the_bits_of_the_functions(self, dtype: Any) -> None:
-        given = arguments(dtype, PADDED)
-        held = dict(zip(("q", "k", "v", "bias", "sinks"), given[:5], strict=True))
-        eager = attention(**held, mask=PADDED, scale=0.3, softcap=2.0, q_start=2, return_lse=True)
-        made = attend(*given)[:2]
-        for left, right in zip(eager, made, strict=True):
-            assert torch.equal(left, right)
-        for left, right in zip(gradients(eager, given[:5]), gradients(made, given[:5]), strict=True):
-            assert torch.equal(left, right)
-
-
-def compiled_alike(function: Callable[..., Any], *inputs: Tensor) -> None:
-    """One graph forward and one backward, with the bits of the eager run."""
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    found, expected = compiled(*inputs), function(*inputs)
-    assert torch.equal(found, expected)
-    needed = [tensor for tensor in inputs if tensor.requires_grad]
-    for gradient, wanted in zip(gradients(found, needed), gradients(expected, needed), strict=True):
-        assert torch.equal(gradient, wanted)
-
-
-class TestGraphs:
-    @pytest.mark.parametrize("mask", [mask for name, mask in MASKS.items() if name != "predicate"], ids=str)
-    def test_masks_from_outside(self, mask: Any) -> None:
-        held = tensors()
-        compiled_alike(
-            lambda q, k, v, b, s: attention(q, k, v, mask=mask, bias=b, sinks=s, softcap=2.0, q_start=2),
-            *held.values(),
-        )
-
-    @pytest.mark.parametrize("start", [2, "lower_right", torch.tensor([1, 2]), np.array([1, 2])], ids=str)
-    def test_masks_made_inside_and_every_kind_of_start(self, start: Any) -> None:
-        inputs = [tensors(torch.bfloat16)[name] for name in "qkv"]
-        compiled_alike(
-            lambda q, k, v: attention(q, k, v, mask=sl.Causal() & sl.Window(2) | sl.Window(0, 1), q_start=start),
-            *inputs,
-        )
-
-    @pytest.mark.parametrize("kind", ["tensor", "array"])
-    def test_masks_of_bools(self, kind: str) -> None:
-        chosen = torch.rand(5, 7) < 0.6
-        inputs = [tensors()[name] for name in "qkv"]
-        compiled_alike(lambda q, k, v: attention(q, k, v, mask=chosen if kind == "tensor" else chosen.numpy()), *inputs)
-
-    def test_one_head_and_lse(self) -> None:
-        inputs = [tensors()[name].detach()[0, 0].requires_grad_() for name in "qkv"]
-        compiled_alike(lambda q, k, v: torch.cat([x.flatten() for x in attention(q, k, v, return_lse=True)]), *inputs)
-
-    def test_inductor(self) -> None:
-        held = tensors()
-        inputs = [held[name] for name in "qkv"]
-
-        def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention(q.sin(), k * 2, v, mask=sl.Causal(), q_start=2).relu()
-
-        compiled = torch.compile(layer, fullgraph=True)
-        torch.testing.assert_close(compiled(*inputs), layer(*inputs))
-        pairs = zip(gradients(compiled(*inputs), inputs), gradients(layer(*inputs), inputs), strict=True)
-        for gradient, wanted in pairs:
-            torch.testing.assert_close(gradient, wanted)
-
-    def test_any_number_of_rows_by_one_graph(self) -> None:
-        held = tensors(grad=False)
-        graphs = 0
-
-        def count(graph: Any, _: Any) -> Any:
-            nonlocal graphs
-            graphs += 1
-            return graph.forward
-
-        torch._dynamo.reset()
-        compiled = torch.compile(
-            lambda q, k, v: attention(q, k, v, mask=sl.Causal(), q_start="lower_right"),
-            fullgraph=True, dynamic=True, backend=count,
-        )  # fmt: skip
-        for rows in (3, 4, 5):
-            q = held["q"][:, :, :rows]
-            found = compiled(q, held["k"], held["v"])
-            expected = attention(q, held["k"], held["v"], mask=sl.Causal(), q_start="lower_right")
-            assert torch.equal(found, expected)
-        assert graphs == 1
-
-    def test_a_new_mask_is_noticed(self) -> None:
-        held = tensors(grad=False)
-        compiled = torch.compile(
-            lambda mask: attention(held["q"], held["k"], held["v"], mask=mask, q_start=2),
-            fullgraph=True, backend="eager",
-        )  # fmt: skip
-        windows = [sl.Window(width) for width in (1, 2, 3, 4, 5)] + [sl.Window(None, 1)]
-        for mask in (*windows, sl.Causal(), MASKS["dense"], ~MASKS["dense"], sl.Window(1)):
-            expected = attention(held["q"], held["k"], held["v"], mask=mask, q_start=2)
-            assert torch.equal(compiled(mask), expected)
-
-    def test_export(self) -> None:
-        class Model(torch.nn.Module):
-            def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return attention(q, k, v, mask=PADDED, q_start=2)
-
-        inputs = tuple(tensors(grad=False)[name] for name in "qkv")
-        exported = torch.export.export(Model(), inputs)
-        assert torch.equal(exported.module()(*inputs), Model()(*inputs))
-
-    def test_what_watches_sees_the_operator(self) -> None:
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        inputs = [tensors(grad=False)[name] for name in "qkv"]
-        graph = make_fx(lambda q, k, v: attention(q, k, v))(*inputs)
-        assert "softlookup.attention" in graph.code
-        with torch._subclasses.FakeTensorMode():
-            assert attention(*(torch.empty(tensor.shape) for tensor in inputs)).shape == (2, 4, 5, 6)
-
-    def test_a_predicate_is_refused(self) -> None:
-        inputs = [tensors()[name] for name in "qkv"]
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda *x: attention(*x, mask=MASKS["predicate"], q_start=2), fullgraph=True)
-        with pytest.raises(Exception, match=r"Predicate under torch\.compile"):
-            compiled(*inputs)
-
-
-def looped(function: Callable[..., Tensor], dims: tuple[int | None, ...], inputs: tuple[Tensor, ...]) -> Tensor:
-    """What vmap means."""
-    size = next(x.shape[dim] for x, dim in zip(inputs, dims, strict=True) if dim is not None)
-    pairs = list(zip(inputs, dims, strict=True))
-    return torch.stack([function(*(x if d is None else x.select(d, i) for x, d in pairs)) for i in range(size)])
-
-
-class TestTransforms:
-    def check(self, function: Callable[..., Tensor], dims: tuple[int | None, ...], *inputs: Tensor) -> None:
-        assert torch.equal(torch.vmap(function, in_dims=dims)(*inputs), looped(function, dims, inputs))
-
-    @pytest.fixture
-    def many(self) -> dict[str, Tensor]:
-        """Three of everything; q [3, 2, 4, 5, 8]."""
-        held = [tensors(grad=False, seed=seed) for seed in range(3)]
-        return {name: torch.stack([one[name] for one in held]) for name in held[0]}
-
-    def test_vmap_over_q_k_and_v(self, many: dict[str, Tensor]) -> None:
-        q, k, v = (many[name] for name in "qkv")
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention(q, k, v, mask=PADDED, q_start=2)
-
-        self.check(call, (0, 0, 0), q, k, v)
-        self.check(call, (0, None, None), q, k[0], v[0])
-        self.check(call, (None, 0, 0), q[0], k, v)
-        self.check(call, (1, 2, 4), q.movedim(0, 1), k.movedim(0, 2), v.movedim(0, 4))
-        self.check(attention, (0, 0, 0), q[:, 0, 0], k[:, 0, 0], v[:, 0, 0])
-        self.check(attention, (0, 0, 0), q[:, 0], k, v)
-        self.check(lambda q: torch.vmap(lambda one: attention(one, k[0, 0], v[0, 0]))(q), (0,), q)
-
-    def test_vmap_over_all_else(self, many: dict[str, Tensor]) -> None:
-        q, k, v, bias, sinks = many.values()
-        masks, starts = torch.rand(3, 2, 1, 5, 7) < 0.6, torch.tensor([[1, 2], [3, 4], [0, 0]])
-
-        def call(q: Tensor, **options: Any) -> Tensor:
-            return attention(q, k[0], v[0], **options)
-
-        for dim, batched in ((0, q), (None, q[0])):
-            self.check(lambda q, b: call(q, bias=b), (dim, 0), batched, bias)
-            self.check(lambda q, b: call(q, bias=b), (dim, 0), batched, bias[:, 0, 0])
-            self.check(lambda q, m: call(q, mask=m), (dim, 0), batched, masks)
-            self.check(lambda q, m: call(q, mask=m), (dim, 0), batched, masks[:, 0, 0])
-            self.check(lambda q, s: call(q, mask=sl.Causal(), q_start=s), (dim, 0), batched, starts)
-            self.check(lambda q, s: call(q, mask=sl.Causal(), q_start=s), (dim, 0), batched, starts[:, 0])
-            self.check(lambda q, s: call(q, sinks=s), (dim, 0), batched, sinks)
-        self.check(lambda q: call(q, bias=bias[0], sinks=sinks[0], mask=MASKS["joined"], q_start=2), (0,), q)
-
-    @pytest.mark.parametrize(
-        ("names", "dims"),
-        [
-            ("q k v", (0, 0, 0, None, None)),
-            ("q k v bias", (0, None, None, None, None)),
-            ("q k v bias", (None, 0, None, None, None)),
-            ("k bias", (None, None, None, 0, None)),
-            ("q sinks", (0, None, None, None, None)),
-            ("v sinks", (None, None, None, None, 0)),
-        ],
-    )
-    def test_gradients_of_each(self, names: str, dims: tuple[int | None, ...], many: dict[str, Tensor]) -> None:
-        places = tuple(list(many).index(name) for name in names.split())
-
-        def loss(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
-            return attention(q, k, v, bias=bias, sinks=sinks, mask=PADDED, q_start=2).square().sum()
-
-        def flat(*inputs: Tensor) -> Tensor:
-            return torch.cat([x.flatten() for x in torch.func.grad(loss, argnums=places)(*inputs)])
-
-        inputs = [x if dim == 0 else x[0] for x, dim in zip(many.values(), dims, strict=True)]
-        self.check(flat, dims, *inputs)
-
-    def test_func_agrees_with_backward(self) -> None:
-        held = tensors()
-        out = attention(**held)
-        torch.manual_seed(1)
-        slope = torch.randn_like(out)
-        _, pullback = torch.func.vjp(lambda *x: attention(*x[:3], bias=x[3], sinks=x[4]), *held.values())
-        for found, wanted in zip(pullback(slope), gradients(out, held.values()), strict=True):
-            assert torch.equal(found, wanted)
-
-    def test_jacobian(self) -> None:
-        q, k, v = (tensors(torch.float64)[name][0, :2].detach() for name in "qkv")
-        found = torch.func.jacrev(lambda q: attention(q, k, v))(q)
-        expected = torch.autograd.functional.jacobian(lambda q: sdpa(q, k, v), q)
-        torch.testing.assert_close(found, expected)
-
-    def test_in_a_graph(self, many: dict[str, Tensor]) -> None:
-        inputs = [many[name].requires_grad_() for name in "qkv"]
-        compiled_alike(torch.vmap(lambda q, k, v: attention(q, k, v, mask=PADDED, q_start=2)), *inputs)
-
-    def test_a_predicate_is_refused(self, many: dict[str, Tensor]) -> None:
-        with pytest.raises(NotImplementedError, match="Predicate under vmap"):
-            torch.vmap(lambda q: attention(q, many["k"][0], many["v"][0], mask=MASKS["predicate"], q_start=2))(
-                many["q"]
-            )
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], list[str]]] = [

@@ -88,7 +88,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`softlookup.attention` on tensors, differentiable in q, k, v, bias and sinks.
 
-    The meaning, and the bits, are those of `softlookup.attention`. It has no second derivatives and no forward mode.
+    The meaning, and the bits, are those of `softlookup.attention`.
 
     Parameters
     ----------
@@ -96,7 +96,8 @@ def attention(
         CPU tensors [..., Hq, N, d_k], [..., Hk, M, d_k] and [..., Hk, M, d_v]: float32, float64, float16 or bfloat16,
         one type for all (under autocast: cast to its type). Any strides are read in place.
     mask
-        A mask of softlookup, or a bool tensor or array [N, M] or with as many axes as q (True = may attend).
+        A mask of softlookup, or a bool tensor or array [N, M] or with as many axes as q (True = may attend). A compiled
+        function may make a Causal, a Window or a Full of its own, joined by & and |; it is handed all others.
     bias, sinks
         Tensors, as in `softlookup.attention`.
     q_start
@@ -119,7 +120,7 @@ def attention(
     TypeError, ValueError
         If an argument is wrong, before anything is computed: one error lists all reasons, each with its fix.
     NotImplementedError
-        For a `Predicate` under torch.compile or vmap.
+        For a `Predicate` under torch.compile or vmap, second derivatives, and forward-mode differentiation.
 
     References
     ----------

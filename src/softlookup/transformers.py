@@ -24,6 +24,7 @@ try:
 
     from softlookup._tensors import FLOATS, array_of
     from softlookup._transformers.masks import MaskPlan, plan_mask
+    from softlookup.torch import attention
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"softlookup.transformers needs {missing.name}: pip install 'softlookup[transformers]'", name=missing.name
@@ -62,14 +63,12 @@ def register() -> None:
     Afterwards `model.set_attn_implementation("softlookup")`, or `attn_implementation="softlookup"` at loading, runs
     every layer that goes through transformers' `AttentionInterface` on `softlookup.attention`: causal, sliding-window,
     chunked, packed, padded and 4-D user masks (bool: True attends; float: added, and finfo.min hides), static and
-    dynamic caches, grouped heads, softcap, sinks and position biases. The models run without gradients.
+    dynamic caches, grouped heads, softcap, sinks and position biases. Gradients reach all of them: models train.
 
     Raises
     ------
     NotImplementedError
         Later, in a forward pass: for dropout > 0, requested attention weights, or a keyword it does not know.
-    RuntimeError
-        Later, in a forward pass that records gradients.
 
     Examples
     --------
@@ -129,7 +128,7 @@ def _attention_forward(
     """transformers' attention function: query [B, Hq, N, d_k], key and value [B, Hk, M, d], result [B, N, Hq, d_v]."""
     if dropout or not kwargs.keys() <= _HARMLESS or _wants_weights(module, kwargs):
         _refuse_unsupported(module, dropout, kwargs)
-    if torch.is_grad_enabled() or not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in FLOATS):
+    if not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in FLOATS):
         _refuse_tensors(query, key, value, s_aux, position_bias, attention_mask)
     observer = _observer.get()
     if isinstance(attention_mask, MaskPlan):
@@ -142,20 +141,42 @@ def _attention_forward(
     else:
         lookup = _user_mask(attention_mask)
     if position_bias is not None:
-        bias = array_of(position_bias)
-        lookup["bias"] = bias + lookup["bias"] if "bias" in lookup else bias
+        lookup["bias"] = position_bias + lookup["bias"] if "bias" in lookup else position_bias
     if s_aux is not None:
-        lookup["sinks"] = array_of(s_aux if s_aux.dtype is torch.float64 else s_aux.float())
+        lookup["sinks"] = s_aux if s_aux.dtype is torch.float64 else s_aux.float()
+    lookup.update(scale=scaling, softcap=softcap)
+    tensors = [query, key, value, *(option for option in lookup.values() if isinstance(option, torch.Tensor))]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        out = attention(query, key, value, **lookup).transpose(1, 2).contiguous()
+        if observer is not None:
+            _compute(query, key, value, lookup, module, observer)
+    else:
+        out = _compute(query, key, value, lookup, module, observer)
+    return out, None
+
+
+def _compute(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lookup: dict[str, Any],
+    module: torch.nn.Module,
+    observer: Observer | None,
+) -> torch.Tensor:
+    """The output [B, N, Hq, d_v], written straight into that layout, without gradients."""
     batch = max(query.shape[0], key.shape[0])
     out = torch.empty((batch, query.shape[2], query.shape[1], value.shape[3]), dtype=query.dtype)
+    options: dict[str, Any] = {
+        name: array_of(option) if isinstance(option, torch.Tensor) else option for name, option in lookup.items()
+    }
+    options.update(out=array_of(out).swapaxes(1, 2), threads=torch.get_num_threads())
     q, k, v = array_of(query), array_of(key), array_of(value)
-    lookup.update(scale=scaling, softcap=softcap, out=array_of(out).swapaxes(1, 2), threads=torch.get_num_threads())
     if observer is None:
-        sl.attention(q, k, v, **lookup)
+        sl.attention(q, k, v, **options)
     else:
-        _, stats = sl.attention(q, k, v, stats=True, **lookup)
+        _, stats = sl.attention(q, k, v, stats=True, **options)
         observer(module, stats)
-    return out, None
+    return out
 
 
 def _wants_weights(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
@@ -189,11 +210,6 @@ def _refuse_tensors(
                 f"softlookup computes on CPUs and was given a tensor on {tensor.device}: "
                 "load the weights and move the model with model.to('cpu')"
             )
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(
-            "softlookup has no gradients for transformers yet and was given a tensor that requires grad: "
-            "use torch.no_grad() around the forward pass"
-        )
     for tensor in tensors[:3]:
         if tensor.dtype not in FLOATS:
             raise TypeError(
@@ -249,9 +265,8 @@ def _user_mask(mask: torch.Tensor) -> dict[str, Any]:
             f"attention_mask has type {mask.dtype}, expected bool (True attends) or float (added to the scores): "
             "for a mask of 0 and 1 pass attention_mask.bool()"
         )
-    mask = mask.detach()
     # A float32 mask may have been filled with bfloat16's least number, which is not float32's.
-    hidden = mask <= max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
-    if not bool(((mask != 0) & ~hidden).any()):
+    hidden = mask.detach() <= max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
+    if not mask.requires_grad and not bool(((mask != 0) & ~hidden).any()):
         return {"mask": sl.Dense((~hidden).numpy())}
-    return {"bias": array_of(mask.masked_fill(hidden, -torch.inf))}
+    return {"bias": mask.masked_fill(hidden, -torch.inf)}
