@@ -324,16 +324,5 @@ void attend_stack(Run<P>& run, const Stack& stack, bool carefully) {
   }
 }
 
-template <class P>
-bool all_finite(const State<P>& state, int64_t rows) {
-  using T = typename P::Number;
-  Vector<T> nothing = {};
-  for (int64_t i = 0; i < rows * state.width; i += lanes<T>) {
-    const Vector<T> numbers = load(state.accumulator + i);
-    nothing += numbers - numbers;
-  }
-  return sum_of<T>(nothing) == T{0};
-}
-
 }  // namespace
 }  // namespace softlookup::SOFTLOOKUP_ISA

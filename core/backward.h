@@ -172,7 +172,7 @@ void store_gradient_rows(const Matrix& target, const typename P::Number* rows, i
   }
 }
 
-// Where the sums of an item's query gradients are kept, and which tile of rows of the whole run it is.
+// Where the sums of an item's query gradients are kept.
 template <class P>
 typename P::Number* query_sums_of(const Meeting<P>& meeting) {
   const Problem& problem = meeting.problem;

@@ -218,6 +218,16 @@ void read_problem(Call& call, nb::handle q, nb::handle k, nb::handle out, Type t
   problem.stopped = stopped;
 }
 
+void read_values(Call& call, nb::handle v, Type type) {
+  const Buffer& value = call.open(v);
+  call.problem.value = value.tensor(type);
+  call.problem.value_width = value.shape(-1);
+}
+
+const double* doubles(Call& call, nb::handle array) {
+  return array.is_none() ? nullptr : call.open(array).data<const double>();
+}
+
 template <class Function>
 void run(Call& call, const std::optional<std::string>& isa, int type, int threads, Function function) {
   const Kernels& kernels = kernels_named(isa.value_or(""));
@@ -235,10 +245,8 @@ void attend_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, int
   Call call;
   read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scale, softcap, bias,
                static_cast<Type>(bias_type), q_start, k_start, mask);
-  const Buffer& value = call.open(v);
-  call.problem.value = value.tensor(static_cast<Type>(type));
-  call.problem.value_width = value.shape(-1);
-  if (!sinks.is_none()) call.problem.sinks = call.open(sinks).data<const double>();
+  read_values(call, v, static_cast<Type>(type));
+  call.problem.sinks = doubles(call, sinks);
   if (!moments.is_none()) call.problem.moments = call.open(moments, PyBUF_STRIDES | PyBUF_WRITABLE).data<double>();
   run(call, isa, type, threads, attend);
 }
@@ -253,10 +261,6 @@ void score_arrays(nb::handle q, nb::handle k, nb::handle out, int type, double s
   if (!rows.is_none()) call.problem.rows = call.open(rows).data<const int64_t>();
   call.problem.head_offset = head_offset;
   run(call, isa, type, threads, scores);
-}
-
-const double* doubles(Call& call, nb::handle array) {
-  return array.is_none() ? nullptr : call.open(array).data<const double>();
 }
 
 Tensor gradient(Call& call, nb::handle array, int type) {
@@ -280,9 +284,7 @@ void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle o
   Call call;
   read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scale, softcap, bias,
                static_cast<Type>(bias_type), q_start, k_start, mask);
-  const Buffer& value = call.open(v);
-  call.problem.value = value.tensor(static_cast<Type>(type));
-  call.problem.value_width = value.shape(-1);
+  read_values(call, v, static_cast<Type>(type));
   Gradients gradients;
   gradients.output = call.problem.out;
   gradients.output_slope = call.open(dout).tensor(static_cast<Type>(dout_type));

@@ -84,7 +84,8 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
       const Stack stack = run.stack(index);
       attend_stack(run, stack, false);
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
-      if (!all_finite(run.scratch.partial, stack.rows)) attend_stack(run, stack, true);
+      const State<P>& partial = run.scratch.partial;
+      if (!all_finite(partial.accumulator, stack.rows * partial.width)) attend_stack(run, stack, true);
       for (int64_t row = 0; row < stack.rows; ++row) {
         fold_row(state, stack.first_row + row, run.scratch.partial, row);
       }

@@ -114,13 +114,6 @@ struct Meeting {
         value_width(padded_width<P>(problem_.value_width)) {}
 };
 
-template <class T>
-bool finite_numbers(const T* numbers, int64_t count) {
-  Vector<T> nothing = {};
-  for (int64_t i = 0; i + lanes<T> <= count; i += lanes<T>) nothing += load(numbers + i) - load(numbers + i);
-  return sum_of<T>(nothing) == T{0};
-}
-
 template <class P>
 void pack_block(Meeting<P>& meeting) {
   const Problem& problem = meeting.problem;
@@ -134,8 +127,8 @@ void pack_block(Meeting<P>& meeting) {
     pack_key_panel<P>(values, key, scratch.value_panels + panel * panel_lanes<P> * problem.value_width, scratch.copies);
   }
   pack_rows<P>(keys, first, block_keys, scratch.key_rows, block_keys * panel_lanes<P>, scratch.copies);
-  meeting.block_finite = finite_numbers(scratch.key_panels, block_keys * problem.width) &&
-                         finite_numbers(scratch.value_panels, block_keys * problem.value_width);
+  meeting.block_finite = all_finite(scratch.key_panels, block_keys * problem.width) &&
+                         all_finite(scratch.value_panels, block_keys * problem.value_width);
   using T = typename P::Number;
   std::memset(scratch.key_gradient, 0, static_cast<size_t>(block_keys * meeting.width) * sizeof(T));
   std::memset(scratch.value_gradient, 0, static_cast<size_t>(block_keys * meeting.value_width) * sizeof(T));
@@ -157,8 +150,8 @@ void pack_tile(Meeting<P>& meeting) {
   }
   pack_rows<P>(queries, 0, meeting.rows, scratch.query_rows, meeting.rows * panel_lanes<P>, scratch.copies);
   pack_rows<P>(outputs, 0, meeting.rows, scratch.output_rows, meeting.rows * panel_lanes<P>, scratch.copies);
-  meeting.tile_finite = finite_numbers(scratch.query_rows, meeting.rows * meeting.width) &&
-                        finite_numbers(scratch.output_rows, meeting.rows * meeting.value_width);
+  meeting.tile_finite = all_finite(scratch.query_rows, meeting.rows * meeting.width) &&
+                        all_finite(scratch.output_rows, meeting.rows * meeting.value_width);
   for (int64_t row = 0; row < meeting.rows; ++row) {
     const int64_t place = row_place(problem, meeting.item, row);
     const double top = meeting.gradients.top[place];

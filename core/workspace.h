@@ -8,6 +8,14 @@
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
+// Whether none of the numbers, whole vectors of them, is NaN or infinite.
+template <class T>
+inline bool all_finite(const T* numbers, int64_t count) {
+  Vector<T> nothing = {};
+  for (int64_t i = 0; i < count; i += lanes<T>) nothing += load(numbers + i) - load(numbers + i);
+  return sum_of<T>(nothing) == T{0};
+}
+
 // Cuts aligned arrays from a piece of memory; started at null it only measures.
 class Carver {
  public:
