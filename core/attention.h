@@ -82,7 +82,8 @@ void pack_queries(Run<P>& run) {
   const Matrix queries = query_matrix(run.problem, run.item, run.problem.query, run.problem.width);
   for (int64_t index = 0; index < run.strips; ++index) {
     const Strip strip = run.strip(index);
-    pack_strip<P>(queries, strip.first_row, strip.rows, run.scratch.queries + strip.first_row * run.units);
+    pack_strip<P>(queries, strip.first_row, strip.rows, run.scratch.queries + strip.first_row * run.units,
+                  run.scratch.copies);
   }
 }
 
@@ -122,6 +123,7 @@ void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
       const Strip& strip = stack.strips[i];
       const auto* keys = key_panel(run, tile, panel);
       auto* scores = run.scratch.scores + stack.place(strip) * tile_keys + panel * panel_lanes<P>;
+
       with_rows<strip_rows>(strip.rows, [&](auto rows) {
         score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, scale, scores);
       });
@@ -169,26 +171,42 @@ void edit_tile(Run<P>& run, const Stack& stack) {
   }
 }
 
-template <class P>
-void softmax_strip(Run<P>& run, int64_t place, int height, const Tile& tile, const Visible& visible) {
+// Calls function(batch, vectors, index) for all rows of the stack that see something of the tile.
+template <class P, class Function>
+void for_each_batch(const Run<P>& run, const Stack& stack, const Function& function) {
   constexpr int most = lanes<typename P::Number>;
-  State<P>& partial = run.scratch.partial;
-  const auto softmax = partial.moments ? softmax_rows<P, true> : softmax_rows<P, false>;
-  for (int row = 0; row < height; row += most) {
-    softmax(run.scratch.scores, run.scratch.weights, vectors_of<P>(visible), tile.first_key, partial,
-            {place + row, static_cast<int>(smaller(most, height - row))}, run.scratch.rescale);
-  }
-  for (int64_t row = place; row < place + height; ++row) {
-    partial.visible[row] += visible.whole ? tile_keys : count_bits(run.scratch.bits[row]);
+  for (int i = 0; i < stack.count; ++i) {
+    const Visible& visible = run.visible[i];
+    if (visible.first >= visible.last) continue;
+    const Strip& strip = stack.strips[i];
+    for (int row = 0; row < strip.rows; row += most) {
+      const Batch batch = {stack.place(strip) + row, static_cast<int>(smaller(most, strip.rows - row))};
+      function(batch, vectors_of<P>(visible), i * strip_vectors<P> + row / most);
+    }
   }
 }
 
-template <class P>
+// All maxima first: what one batch waits for is hidden behind the next one's.
+template <class P, bool with_moments>
 void softmax_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
+  using T = typename P::Number;
+  T* scores = run.scratch.scores;
+  Partial<P>& partial = run.scratch.partial;
+  Rise<T> rises[stack_strips * strip_vectors<P>];
+  for_each_batch(run, stack, [&](Batch batch, VectorRange range, int index) {
+    raise_maxima<P>(scores, range, partial.state, batch, rises[index]);
+    if constexpr (with_moments) note_keys<P>(scores, range, tile.first_key, partial.state, batch, rises[index]);
+  });
+  for_each_batch(run, stack, [&](Batch batch, VectorRange range, int index) {
+    exponentiate_rows<P, with_moments>(scores, run.scratch.weights, range, tile, partial, batch, rises[index],
+                                       run.scratch.rescale);
+  });
   for (int i = 0; i < stack.count; ++i) {
-    const Strip& strip = stack.strips[i];
-    const Visible& visible = run.visible[i];
-    if (visible.first < visible.last) softmax_strip(run, stack.place(strip), strip.rows, tile, visible);
+    if (run.visible[i].first >= run.visible[i].last) continue;
+    const int64_t place = stack.place(stack.strips[i]);
+    for (int64_t row = place; row < place + stack.strips[i].rows; ++row) {
+      partial.state.visible[row] += run.visible[i].whole ? tile_keys : count_bits(run.scratch.bits[row]);
+    }
   }
 }
 
@@ -223,13 +241,14 @@ UnitRange units_of_visible(const Visible& visible) {
 
 template <class P>
 void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
-  State<P>& partial = run.scratch.partial;
+  State<P>& partial = run.scratch.partial.state;
   for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
     for (int i = 0; i < stack.count; ++i) {
       const UnitRange range = units_of_visible<P>(run.visible[i]);
       if (range.first >= range.last) continue;
       const int64_t place = stack.place(stack.strips[i]);
       const auto values = value_panel(run, tile, panel, range.first);
+
       with_rows<strip_rows>(stack.strips[i].rows, [&](auto rows) {
         constexpr int count = decltype(rows)::count;
         const auto weigh = run.values_in_place ? weigh_panel<P, count, keys_ahead> : weigh_panel<P, count>;
@@ -276,7 +295,7 @@ void clean_panel(Run<P>& run, int64_t row, Panel<typename P::Unit> values, int64
 template <class P>
 void weigh_tile_carefully(Run<P>& run, const Stack& stack, const Tile& tile) {
   using T = typename P::Number;
-  State<P>& partial = run.scratch.partial;
+  State<P>& partial = run.scratch.partial.state;
   const T one = 1;
   for (int i = 0; i < stack.count; ++i) {
     const UnitRange range = units_of_visible<P>(run.visible[i]);
@@ -308,13 +327,14 @@ void pack_values(Run<P>& run, const Tile& tile) {
 // One block for one stack, into the scratch's partial result.
 template <class P>
 void attend_stack(Run<P>& run, const Stack& stack, bool carefully) {
+  const auto softmax = run.problem.moments ? softmax_tile<P, true> : softmax_tile<P, false>;
   run.scratch.partial.reset(stack.rows);
   for (int64_t index = 0; index < block_tiles; ++index) {
     const Tile tile = tile_at(run.problem, run.block, index);
     if (tile.low >= tile.high || !see_stack(run, stack, tile)) continue;
     score_tile(run, stack, tile);
     edit_tile(run, stack);
-    softmax_tile(run, stack, tile);
+    softmax(run, stack, tile);
     pack_values(run, tile);
     if (carefully) {
       weigh_tile_carefully(run, stack, tile);
@@ -322,6 +342,7 @@ void attend_stack(Run<P>& run, const Stack& stack, bool carefully) {
       weigh_tile(run, stack, tile);
     }
   }
+  gather_lanes(run.scratch.partial, stack.rows, tile_at(run.problem, run.block, 0).first_key);
 }
 
 }  // namespace

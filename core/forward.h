@@ -84,11 +84,9 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
       const Stack stack = run.stack(index);
       attend_stack(run, stack, false);
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
-      const State<P>& partial = run.scratch.partial;
+      const State<P>& partial = run.scratch.partial.state;
       if (!all_finite(partial.accumulator, stack.rows * partial.width)) attend_stack(run, stack, true);
-      for (int64_t row = 0; row < stack.rows; ++row) {
-        fold_row(state, stack.first_row + row, run.scratch.partial, row);
-      }
+      fold_rows(state, stack.first_row, partial, 0, stack.rows);
     }
   }
 }
@@ -101,7 +99,7 @@ void fold(const Problem& problem, const Item& item, char* state_memory, const ch
   Carver next_carver(const_cast<char*>(next_memory));
   State<P> state(problem, rows, carver);
   const State<P> next(problem, rows, next_carver);
-  for (int64_t row = 0; row < rows; ++row) fold_row(state, row, next, row);
+  fold_rows(state, 0, next, 0, rows);
 }
 
 template <class P>

@@ -63,8 +63,8 @@ struct GradientScratch {
     key_rows = carver.take<T>(block_keys * width);
     key_gradient = carver.take<T>(block_keys * width);
     value_gradient = carver.take<T>(block_keys * value_width);
-    query_strips = carver.take<T>(rows * problem.width);
-    output_strips = carver.take<T>(rows * problem.value_width);
+    query_strips = carver.take<T>(rows * problem.width + lanes<T>);
+    output_strips = carver.take<T>(rows * problem.value_width + lanes<T>);
     query_rows = carver.take<T>(rows * width);
     output_rows = carver.take<T>(rows * value_width);
     top = carver.take<T>(rows);
@@ -75,7 +75,7 @@ struct GradientScratch {
     bits = carver.take<Bits>(rows);
     bias = carver.take<T>(problem.bias.data ? strip_rows * tile_keys : 0);
     clean = carver.take<T>(larger(rows, tile_keys) * panel_lanes<P>);
-    copies = carver.take<char>(lanes<T> * 8 * larger(problem.width, problem.value_width));
+    copies = carver.take<char>(gathered_rows<P> * 8 * larger(problem.width, problem.value_width));
     predicted = carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64));
     heads = carver.take<int64_t>(problem.predicates ? rows : 0);
     positions = carver.take<int64_t>(problem.predicates ? rows : 0);
@@ -145,8 +145,10 @@ void pack_tile(Meeting<P>& meeting) {
   meeting.rows = queries.rows;
   for (int64_t index = 0; index < strips_of(meeting.rows); ++index) {
     const Strip strip = strip_at(problem, meeting.item, meeting.rows, index);
-    pack_strip<P>(queries, strip.first_row, strip.rows, scratch.query_strips + strip.first_row * problem.width);
-    pack_strip<P>(outputs, strip.first_row, strip.rows, scratch.output_strips + strip.first_row * problem.value_width);
+    pack_strip<P>(queries, strip.first_row, strip.rows, scratch.query_strips + strip.first_row * problem.width,
+                  scratch.copies);
+    pack_strip<P>(outputs, strip.first_row, strip.rows, scratch.output_strips + strip.first_row * problem.value_width,
+                  scratch.copies);
   }
   pack_rows<P>(queries, 0, meeting.rows, scratch.query_rows, meeting.rows * panel_lanes<P>, scratch.copies);
   pack_rows<P>(outputs, 0, meeting.rows, scratch.output_rows, meeting.rows * panel_lanes<P>, scratch.copies);

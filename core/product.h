@@ -14,6 +14,7 @@ inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, c
                                                     int64_t b_step, int64_t depth,
                                                     Vector<typename P::Number> (&sums)[rows][panel_vectors]) {
   using Unit = typename P::Unit;
+#pragma GCC unroll 4
   for (int64_t i = 0; i < depth; ++i) {
     Vector<Unit> right[panel_vectors];
 #pragma GCC unroll 4

@@ -193,6 +193,7 @@ struct Add {
 struct Larger {
   template <class V>
   static V apply(V a, V b) {
+    if constexpr (sizeof(V) == vector_bytes) return maximum(a, b);
     return a > b ? a : b;
   }
 };
@@ -245,6 +246,25 @@ inline Vector<T> select(uint32_t bits, Vector<T> value, Vector<T> otherwise) {
   Vector<Lane> bit;
   for (int lane = 0; lane < lanes<T>; ++lane) bit[lane] = Lane{1} << lane;
   return (splat(static_cast<Lane>(bits)) & bit) != 0 ? value : otherwise;
+}
+
+// One bit for each lane that a comparison holds in.
+template <class T>
+inline uint32_t lanes_where(Vector<Integer<T>> comparison) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_movepi32_mask((__m512i)comparison);
+  return _mm512_movepi64_mask((__m512i)comparison);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return static_cast<uint32_t>(_mm256_movemask_ps((__m256)comparison));
+  return static_cast<uint32_t>(_mm256_movemask_pd((__m256d)comparison));
+#elif defined(__x86_64__)
+  if constexpr (sizeof(T) == 4) return static_cast<uint32_t>(_mm_movemask_ps((__m128)comparison));
+  return static_cast<uint32_t>(_mm_movemask_pd((__m128d)comparison));
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < lanes<T>; ++lane) bits |= static_cast<uint32_t>(comparison[lane] != 0) << lane;
+  return bits;
+#endif
 }
 
 // ---- half-precision types ----

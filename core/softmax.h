@@ -14,37 +14,39 @@ struct VectorRange {
 
 // When the maximum rises by -delta, sums of e^(s - m) and of its moments move to the new maximum
 // (u <- e^delta (u + delta l), and the square alike). A factor of zero leaves nothing, and its delta may be -inf.
-inline void move_moments(RowMoments& moments, double delta, double factor, double sum) {
+template <class Sum, class Factor>
+inline void move_moments(Sum& first, Sum& second, Sum& squares, Sum& column, Sum total, Factor delta, Factor factor) {
   if (factor == 0) {
-    moments.first = moments.second = moments.squares = moments.column = 0;
+    first = second = squares = column = Sum{};
     return;
   }
-  moments.second = factor * (moments.second + 2 * delta * moments.first + delta * delta * sum);
-  moments.first = factor * (moments.first + delta * sum);
-  moments.squares *= factor * factor;
-  moments.column *= factor;
+  second = factor * (second + 2 * delta * first + delta * delta * total);
+  first = factor * (first + delta * total);
+  squares *= factor * factor;
+  column *= factor;
 }
 
-// Lowest key of the tile whose score is the tile's largest.
+// Lowest key of the vectors whose score is `score`.
 template <class T>
 inline int64_t key_of(T score, const T* scores, VectorRange range) {
-  for (int64_t key = range.first * lanes<T>; key < range.last * lanes<T>; ++key) {
-    if (scores[key] == score) return key;
+  for (int64_t v = range.first; v < range.last; ++v) {
+    const uint32_t equal = lanes_where<T>(load(scores + v * lanes<T>) == splat(score));
+    if (equal) return v * lanes<T> + __builtin_ctz(equal);
   }
   return range.first * lanes<T>;
 }
 
-// Rows of one strip that are reduced together, one to a lane: `count` rows from `first` of the stack on.
+// Rows of one strip that are treated together, one to a lane: `count` rows from `first` of the stack on.
 struct Batch {
   int64_t first;
   int count;
 };
 
-// Lanes hold the rows' running maxima: where they were, where they are, what to subtract, and how what was gathered
-// shrinks.
+// Lanes hold the rows' running maxima: where they were, what the tile has, where they are, what to subtract, and how
+// what was gathered shrinks.
 template <class T>
 struct Rise {
-  T before[lanes<T>] = {};
+  T before[lanes<T>];
   T here[lanes<T>];
   T after[lanes<T>];
   T shift[lanes<T>];
@@ -57,47 +59,48 @@ void raise_maxima(const typename P::Number* scores, VectorRange range, const Sta
   using T = typename P::Number;
   const Vector<T> none = splat(-Constants<T>::infinity);
   Vector<T> tops[lanes<T>];
-  for (int row = 0; row < lanes<T>; ++row) {
-    tops[row] = none;
-    if (row >= batch.count) continue;
+  for (int row = 0; row < lanes<T>; ++row) tops[row] = none;
+  for (int row = 0; row < batch.count; ++row) {
     const T* own = scores + (batch.first + row) * tile_keys;
-    for (int64_t v = range.first; v < range.last; ++v) tops[row] = maximum(load(own + v * lanes<T>), tops[row]);
+    Vector<T> top = none;
+    for (int64_t v = range.first; v < range.last; ++v) top = maximum(load(own + v * lanes<T>), top);
+    tops[row] = top;
   }
   reduce_rows<Larger, T>(tops, rise.here);
-  std::memcpy(rise.before, state.maximum + batch.first, static_cast<size_t>(batch.count) * sizeof(T));
-  const Vector<T> before = load(rise.before);
+  const Vector<T> before = load(state.maximum + batch.first);
   const Vector<T> here = load(rise.here);
   const Vector<T> after = here > before ? here : before;
   const Vector<T> shift = after == none ? Vector<T>{} : after;
+  store(rise.before, before);
   store(rise.after, after);
   store(rise.shift, shift);
   store(rise.factor, before == after ? splat(T{1}) : exp_nonpositive<T>(before - shift));
 }
 
-// What one row's exponentials add up to, lane by lane.
-template <class T, bool with_moments>
-struct Sums {
-  Vector<T> total[lanes<T>] = {};
-};
-template <class T>
-struct Sums<T, true> {
-  Vector<T> total[lanes<T>] = {};
-  Vector<T> first[lanes<T>] = {};
-  Vector<T> second[lanes<T>] = {};
-  Vector<T> squares[lanes<T>] = {};
-  Vector<T> column[lanes<T>] = {};
-};
-
-// Scores of one row to weights e^(s - shift), and their sums. Hidden keys hold -inf and get exactly zero.
+// Scores of one row to weights e^(s - shift), added lane by lane to the row's sums. Hidden keys hold -inf and get
+// exactly zero.
 template <class P, bool with_moments>
 inline void exponentiate_row(const typename P::Number* scores, typename P::Unit* weights, VectorRange range,
-                             typename P::Number shift, Sums<typename P::Number, with_moments>& sums, int row) {
+                             typename P::Number key_offset, LaneSums<P>& sums, int64_t place,
+                             const Rise<typename P::Number>& rise, int row) {
   using T = typename P::Number;
   const Vector<T> lowest = splat(-Constants<T>::largest);
-  Vector<T> total = {}, first = {}, second = {}, squares = {}, column = {};
-  Vector<T> key = ramp<T>() + splat(static_cast<T>(range.first * lanes<T>));
+  const Vector<T> shift = splat(rise.shift[row]);
+  Vector<T> total = load(sums.total + place * lanes<T>);
+  Vector<T> first = {}, second = {}, squares = {}, column = {};
+  if constexpr (with_moments) {
+    first = load(sums.first + place * lanes<T>);
+    second = load(sums.second + place * lanes<T>);
+    squares = load(sums.squares + place * lanes<T>);
+    column = load(sums.column + place * lanes<T>);
+    if (rise.factor[row] != 1) {
+      move_moments(first, second, squares, column, total, rise.before[row] - rise.shift[row], rise.factor[row]);
+    }
+  }
+  total *= splat(rise.factor[row]);
+  Vector<T> key = ramp<T>() + splat(key_offset + static_cast<T>(range.first * lanes<T>));
   for (int64_t v = range.first; v < range.last; ++v) {
-    const Vector<T> t = load(scores + v * lanes<T>) - splat(shift);
+    const Vector<T> t = load(scores + v * lanes<T>) - shift;
     const Vector<T> p = exp_nonpositive<T>(t);
     total += p;
     if constexpr (with_moments) {
@@ -112,75 +115,79 @@ inline void exponentiate_row(const typename P::Number* scores, typename P::Unit*
     }
     P::store_weights(weights, v * lanes<T>, p);
   }
-  sums.total[row] = total;
+  store(sums.total + place * lanes<T>, total);
   if constexpr (with_moments) {
-    sums.first[row] = first;
-    sums.second[row] = second;
-    sums.squares[row] = squares;
-    sums.column[row] = column;
+    store(sums.first + place * lanes<T>, first);
+    store(sums.second + place * lanes<T>, second);
+    store(sums.squares + place * lanes<T>, squares);
+    store(sums.column + place * lanes<T>, column);
   }
 }
 
-// Before the weights take the scores' place: moments move to the risen maximum, and the new one's key is noted.
+// Before the weights take the scores' place: the key of a new largest score is noted, and the score of local key 0.
 template <class P>
-void raise_moments(const typename P::Number* scores, VectorRange range, int64_t first_key, State<P>& state, Batch batch,
-                   const Rise<typename P::Number>& rise) {
+void note_keys(const typename P::Number* scores, VectorRange range, int64_t first_key, State<P>& state, Batch batch,
+               const Rise<typename P::Number>& rise) {
   using T = typename P::Number;
+  const int64_t zero = -first_key;
+  const bool has_zero = zero >= range.first * lanes<T> && zero < range.last * lanes<T>;
   for (int row = 0; row < batch.count; ++row) {
     const int64_t place = batch.first + row;
     const T* own = scores + place * tile_keys;
     RowMoments& moments = state.moments[place];
     if (rise.here[row] > rise.before[row]) {
-      move_moments(moments, static_cast<double>(rise.before[row]) - rise.shift[row], rise.factor[row],
-                   state.sum[place]);
       moments.argmax = static_cast<double>(first_key + key_of(rise.here[row], own, range));
     }
-    const int64_t key = -first_key;
-    if (key >= range.first * lanes<T> && key < range.last * lanes<T>) moments.first_score = own[key];
-  }
-}
-
-template <class P>
-void add_moments(Sums<typename P::Number, true>& sums, const typename P::Number* total, int64_t first_key,
-                 State<P>& state, Batch batch) {
-  using T = typename P::Number;
-  T first[lanes<T>], second[lanes<T>], squares[lanes<T>], column[lanes<T>];
-  reduce_rows<Add, T>(sums.first, first);
-  reduce_rows<Add, T>(sums.second, second);
-  reduce_rows<Add, T>(sums.squares, squares);
-  reduce_rows<Add, T>(sums.column, column);
-  for (int row = 0; row < batch.count; ++row) {
-    RowMoments& moments = state.moments[batch.first + row];
-    moments.first += first[row];
-    moments.second += second[row];
-    moments.squares += squares[row];
-    moments.column += static_cast<double>(column[row]) + static_cast<double>(first_key) * total[row];
+    if (has_zero) moments.first_score = own[zero];
   }
 }
 
 // Turns rows of scores into weights e^(s - m), where m is a row's largest score of the block so far, and says in
 // `rescale` by what factor everything gathered before must shrink.
 template <class P, bool with_moments>
-void softmax_rows(const typename P::Number* scores, typename P::Unit* weights, VectorRange range, int64_t first_key,
-                  State<P>& state, Batch batch, typename P::Number* rescale) {
-  using T = typename P::Number;
-  Rise<T> rise;
-  raise_maxima<P>(scores, range, state, batch, rise);
-  if constexpr (with_moments) raise_moments<P>(scores, range, first_key, state, batch, rise);
-  Sums<T, with_moments> sums;
+void exponentiate_rows(const typename P::Number* scores, typename P::Unit* weights, VectorRange range, const Tile& tile,
+                       Partial<P>& partial, Batch batch, const Rise<typename P::Number>& rise,
+                       typename P::Number* rescale) {
+  const auto key_offset = static_cast<typename P::Number>(tile.index * tile_keys);
   for (int row = 0; row < batch.count; ++row) {
     const int64_t place = batch.first + row;
-    exponentiate_row<P, with_moments>(scores + place * tile_keys, weights + place * tile_units<P>, range,
-                                      rise.shift[row], sums, row);
-  }
-  T total[lanes<T>] = {};
-  reduce_rows<Add, T>(sums.total, total);
-  if constexpr (with_moments) add_moments<P>(sums, total, first_key, state, batch);
-  for (int row = 0; row < batch.count; ++row) {
-    const int64_t place = batch.first + row;
-    state.maximum[place] = rise.after[row];
-    state.sum[place] = state.sum[place] * rise.factor[row] + total[row];
+    exponentiate_row<P, with_moments>(scores + place * tile_keys, weights + place * tile_units<P>, range, key_offset,
+                                      partial.sums, place, rise, row);
+    partial.state.maximum[place] = rise.after[row];
     rescale[place] = rise.factor[row];
+  }
+}
+
+// The sums over the lanes of as many rows as a vector has lanes.
+template <class T>
+inline void sum_lanes(const T* sums, T (&result)[lanes<T>]) {
+  Vector<T> rows[lanes<T>];
+  for (int row = 0; row < lanes<T>; ++row) rows[row] = load(sums + row * lanes<T>);
+  reduce_rows<Add, T>(rows, result);
+}
+
+// At the end of a block, whose first key has the local index `first_key`: lanes become numbers.
+template <class P>
+void gather_lanes(Partial<P>& partial, int64_t rows, int64_t first_key) {
+  using T = typename P::Number;
+  State<P>& state = partial.state;
+  const LaneSums<P>& sums = partial.sums;
+  T first[lanes<T>], second[lanes<T>], squares[lanes<T>], column[lanes<T>], total[lanes<T>];
+  for (int64_t start = 0; start < rows; start += lanes<T>) {
+    sum_lanes(sums.total + start * lanes<T>, total);
+    store(state.sum + start, load(total));
+    if (!state.moments) continue;
+    sum_lanes(sums.first + start * lanes<T>, first);
+    sum_lanes(sums.second + start * lanes<T>, second);
+    sum_lanes(sums.squares + start * lanes<T>, squares);
+    sum_lanes(sums.column + start * lanes<T>, column);
+    for (int64_t row = 0; row < smaller(lanes<T>, rows - start); ++row) {
+      RowMoments& moments = state.moments[start + row];
+      moments.first = first[row];
+      moments.second = second[row];
+      moments.squares = squares[row];
+      moments.column = static_cast<double>(column[row]) + static_cast<double>(first_key) * total[row];
+    }
   }
 }
 
@@ -192,39 +199,75 @@ inline Vector<T> shrunk(Vector<T> numbers, T factor) {
   return factor == 0 ? (numbers - numbers == Vector<T>{} ? product : numbers) : product;
 }
 
-// Folds one block's partial result of a row into what the blocks before it gave: both move to the larger maximum.
-template <class P>
-void fold_row(State<P>& state, int64_t row, const State<P>& next, int64_t next_row) {
-  using T = typename P::Number;
-  if (next.visible[next_row] == 0) return;
-  const T before = state.maximum[row];
-  const T here = next.maximum[next_row];
-  const T after = here > before ? here : before;
-  const T shift = after == -Constants<T>::infinity ? T{0} : after;
-  const T old_factor = before == after ? T{1} : exp_nonpositive(before - shift);
-  const T new_factor = here == after ? T{1} : exp_nonpositive(here - shift);
-  if (state.moments) {
-    RowMoments& kept = state.moments[row];
-    RowMoments added = next.moments[next_row];
-    if (before != after) move_moments(kept, static_cast<double>(before) - shift, old_factor, state.sum[row]);
-    if (here != after) move_moments(added, static_cast<double>(here) - shift, new_factor, next.sum[next_row]);
-    kept = {kept.first + added.first,
-            kept.second + added.second,
-            kept.squares + added.squares,
-            kept.column + added.column,
-            here > before ? added.argmax : kept.argmax,
-            added.first_score > kept.first_score ? added.first_score : kept.first_score};
+// Where the maxima of two partial results meet, row by row in the lanes, and by what each shrinks.
+template <class T>
+struct Junction {
+  T after[lanes<T>];
+  T shift[lanes<T>];
+  T old_factor[lanes<T>];
+  T new_factor[lanes<T>];
+
+  Junction(const T* old_maximum, const T* new_maximum) {
+    const Vector<T> before = load(old_maximum);
+    const Vector<T> here = load(new_maximum);
+    const Vector<T> top = here > before ? here : before;
+    const Vector<T> subtracted = top == splat(-Constants<T>::infinity) ? Vector<T>{} : top;
+    const Vector<T> one = splat(T{1});
+    store(after, top);
+    store(shift, subtracted);
+    store(old_factor, before == top ? one : exp_nonpositive<T>(before - subtracted));
+    store(new_factor, here == top ? one : exp_nonpositive<T>(here - subtracted));
   }
-  state.maximum[row] = after;
-  state.sum[row] = state.sum[row] * old_factor + next.sum[next_row] * new_factor;
-  state.visible[row] += next.visible[next_row];
-  T* target = state.accumulator + row * state.width;
-  const T* source = next.accumulator + next_row * next.width;
-  for (int64_t column = 0; column < state.width; column += lanes<T>) {
-    // + 0 makes a negative zero positive: hidden keys, which add +0, must not show even there.
-    const Vector<T> added = load(source + column) + Vector<T>{};
-    const Vector<T> kept = shrunk(load(target + column), old_factor);
-    store(target + column, new_factor == 0 ? kept + shrunk(added, new_factor) : fma(added, splat(new_factor), kept));
+};
+
+template <class P>
+void fold_moments(State<P>& state, int64_t row, const State<P>& next, int64_t next_row, double shift, double old_factor,
+                  double new_factor) {
+  const double before = static_cast<double>(state.maximum[row]);
+  const double here = static_cast<double>(next.maximum[next_row]);
+  RowMoments& kept = state.moments[row];
+  RowMoments added = next.moments[next_row];
+  const auto move = [&](RowMoments& moments, double total, double delta, double factor) {
+    move_moments(moments.first, moments.second, moments.squares, moments.column, total, delta, factor);
+  };
+  if (before != shift) move(kept, static_cast<double>(state.sum[row]), before - shift, old_factor);
+  if (here != shift) move(added, static_cast<double>(next.sum[next_row]), here - shift, new_factor);
+  kept = {kept.first + added.first,
+          kept.second + added.second,
+          kept.squares + added.squares,
+          kept.column + added.column,
+          here > before ? added.argmax : kept.argmax,
+          added.first_score > kept.first_score ? added.first_score : kept.first_score};
+}
+
+// Folds one block's partial result of rows into what the blocks before it gave: both move to the larger maximum.
+template <class P>
+void fold_rows(State<P>& state, int64_t first_row, const State<P>& next, int64_t first_next, int64_t rows) {
+  using T = typename P::Number;
+  for (int64_t start = 0; start < rows; start += lanes<T>) {
+    const Junction<T> junction(state.maximum + first_row + start, next.maximum + first_next + start);
+    for (int64_t lane = 0; lane < smaller(lanes<T>, rows - start); ++lane) {
+      const int64_t row = first_row + start + lane;
+      const int64_t next_row = first_next + start + lane;
+      if (next.visible[next_row] == 0) continue;
+      const T old_factor = junction.old_factor[lane];
+      const T new_factor = junction.new_factor[lane];
+      if (state.moments) {
+        fold_moments(state, row, next, next_row, static_cast<double>(junction.shift[lane]), old_factor, new_factor);
+      }
+      state.maximum[row] = junction.after[lane];
+      state.sum[row] = state.sum[row] * old_factor + next.sum[next_row] * new_factor;
+      state.visible[row] += next.visible[next_row];
+      T* target = state.accumulator + row * state.width;
+      const T* source = next.accumulator + next_row * next.width;
+      for (int64_t column = 0; column < state.width; column += lanes<T>) {
+        // + 0 makes a negative zero positive: hidden keys, which add +0, must not show even there.
+        const Vector<T> added = load(source + column) + Vector<T>{};
+        const Vector<T> kept = shrunk(load(target + column), old_factor);
+        store(target + column,
+              new_factor == 0 ? kept + shrunk(added, new_factor) : fma(added, splat(new_factor), kept));
+      }
+    }
   }
 }
 

@@ -93,8 +93,6 @@ struct Plain {
   static T weight_at(const Unit* row, int64_t key) { return row[key]; }
   static void set_weight(Unit* row, int64_t key, T weight) { row[key] = weight; }
 
-  static Unit query_unit(Type type, const char* source, int64_t, int64_t) { return number_at<T>(type, source); }
-
   // Of a vector of value units: which halves belong to a visible key, and whether one of them is not finite.
   static Vector<Unit> keep(Vector<Unit> units, const bool (&visible)[1]) { return visible[0] ? units : Vector<Unit>{}; }
   static bool finite(Vector<Unit> units, int) {
@@ -135,13 +133,6 @@ struct PairedBfloat16 {
   static void set_weight(Unit* row, int64_t key, float weight) {
     const uint16_t bits = bfloat16_of_float(weight);
     std::memcpy(reinterpret_cast<char*>(row) + 2 * key, &bits, sizeof bits);
-  }
-
-  static Unit query_unit(Type, const char* source, int64_t column, int64_t left) {
-    uint16_t halves[2] = {0, 0};
-    std::memcpy(&halves[0], source, 2);
-    if (left > 1) std::memcpy(&halves[1], source + column, 2);
-    return halves[0] | uint32_t{halves[1]} << 16;
   }
 
   static Vector<Unit> keep(Vector<Unit> units, const bool (&visible)[2]) {
@@ -201,38 +192,95 @@ inline const char* contiguous_row(const Matrix& matrix, int64_t row, char* copy)
   return copy;
 }
 
+// As many rows as a vector has lanes, their columns contiguous; null is a row of zeros.
+template <class P>
+struct RowSources {
+  static constexpr int count = lanes<typename P::Unit>;
+
+  const char* rows[count];
+  bool all = true;  // none is null
+
+  // Rows first .. of the matrix, as far as they lie below `last`; strided ones are gathered in `copies`.
+  RowSources(const Matrix& matrix, int64_t first, int64_t last, char* copies) {
+    const int64_t copy_bytes = matrix.columns * size_of(matrix.type);
+    for (int lane = 0; lane < count; ++lane) {
+      const int64_t row = first + lane;
+      const bool inside = row >= 0 && row < last;
+      rows[lane] = inside ? contiguous_row(matrix, row, copies + lane * copy_bytes) : nullptr;
+      all = all && inside;
+    }
+  }
+};
+
+// Units unit .. unit + lanes of the rows, transposed: square[i] holds that unit of every row. `ahead` bytes further on,
+// what is packed next is asked for: a line for each line of this one, so memory works while this one is transposed.
+template <class P>
+inline void transpose_units(const Matrix& matrix, const RowSources<P>& sources, int64_t unit, int64_t ahead,
+                            Vector<typename P::Unit> (&square)[lanes<typename P::Unit>]) {
+  using Unit = typename P::Unit;
+  constexpr int count = lanes<Unit>;
+  const int64_t element = unit * P::products;
+  const int64_t offset = element * size_of(matrix.type);
+  if (sources.all && matrix.columns - element >= count * P::products) {
+    for (int lane = 0; lane < count; ++lane) {
+      const char* source = sources.rows[lane] + offset;
+      __builtin_prefetch(source + ahead);
+      square[lane] = P::load_units(matrix.type, source);
+    }
+  } else {
+    for (int lane = 0; lane < count; ++lane) {
+      square[lane] = Vector<Unit>{};
+      if (!sources.rows[lane]) continue;
+      square[lane] = load_some<P>(matrix.type, sources.rows[lane] + offset, matrix.columns - element);
+    }
+  }
+  transpose<Unit>(square);
+}
+
 // Packs keys first .. first + panel_lanes as [units of d_k][panel_lanes], zeros where a key lies outside [0, rows).
 template <class P>
 void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, char* copies) {
   using Unit = typename P::Unit;
   constexpr int count = lanes<Unit>;
   const int64_t units = units_of<P>(keys.columns);
-  const int64_t copy_bytes = keys.columns * size_of(keys.type);
-  const int64_t ahead = panel_lanes<P> * keys.row;
   for (int group = 0; group < panel_vectors; ++group) {
-    const char* sources[count];
-    for (int lane = 0; lane < count; ++lane) {
-      const int64_t key = first + group * count + lane;
-      const bool inside = key >= 0 && key < keys.rows;
-      sources[lane] = inside ? contiguous_row(keys, key, copies + lane * copy_bytes) : nullptr;
-    }
+    const RowSources<P> sources(keys, first + group * count, keys.rows, copies);
     for (int64_t unit = 0; unit < units; unit += count) {
-      const int64_t element = unit * P::products;
       Vector<Unit> square[count];
-      for (int lane = 0; lane < count; ++lane) {
-        if (!sources[lane]) {
-          square[lane] = Vector<Unit>{};
-          continue;
-        }
-        const char* source = sources[lane] + element * size_of(keys.type);
-        // A line of the next panel for each line of this one: memory works while this one is transposed.
-        __builtin_prefetch(source + ahead);
-        square[lane] = load_some<P>(keys.type, source, keys.columns - element);
-      }
-      transpose<Unit>(square);
+      transpose_units<P>(keys, sources, unit, panel_lanes<P> * keys.row, square);
       Unit* target = panel + unit * panel_lanes<P> + group * count;
       const int64_t filled = units - unit < count ? units - unit : count;
       for (int64_t i = 0; i < filled; ++i) store(target + i * panel_lanes<P>, square[i]);
+    }
+  }
+}
+
+// Vectors that hold a strip's rows of one unit, and the rows that they have room for.
+template <class P>
+constexpr int strip_vectors = (strip_rows + lanes<typename P::Unit> - 1) / lanes<typename P::Unit>;
+template <class P>
+constexpr int gathered_rows = strip_vectors<P> * lanes<typename P::Unit>;
+
+// Packs rows first .. first + count as [units of columns][count], for broadcasting. The last vector of a unit reaches
+// into the next unit, which is written after it, and that of the last unit up to a vector past the end.
+template <class P>
+void pack_strip(const Matrix& matrix, int64_t first, int count, typename P::Unit* target, char* copies) {
+  using Unit = typename P::Unit;
+  constexpr int width = lanes<Unit>;
+  const int64_t units = units_of<P>(matrix.columns);
+  const int groups = (count + width - 1) / width;
+  const int64_t copy_bytes = width * matrix.columns * size_of(matrix.type);
+  for (int64_t unit = 0; unit < units; unit += width) {
+    Vector<Unit> squares[strip_vectors<P>][width];
+    for (int group = 0; group < groups; ++group) {
+      const RowSources<P> sources(matrix, first + group * width, first + count, copies + group * copy_bytes);
+      transpose_units<P>(matrix, sources, unit, 0, squares[group]);
+    }
+    const int64_t filled = units - unit < width ? units - unit : width;
+    for (int64_t i = 0; i < filled; ++i) {
+      for (int group = 0; group < groups; ++group) {
+        store(target + (unit + i) * count + group * width, squares[group][i]);
+      }
     }
   }
 }
@@ -256,33 +304,20 @@ void pack_rows(const Matrix& matrix, int64_t first, int64_t count, typename P::U
     Unit* target = packed + unit * panel_lanes<P>;
     for (int64_t column = 0; column < padded; column += vector) {
       const int64_t left = matrix.columns - column;
-      alignas(64) char partial[P::products][64] = {};
+      alignas(64) char partial[P::products][64];
       const char* pieces[P::products];
       bool any = false;
       for (int product = 0; product < P::products; ++product) {
         pieces[product] = left > 0 && sources[product] ? sources[product] + column * size : nullptr;
         if (pieces[product] && left < vector) {
+          std::memset(partial[product], 0, sizeof partial[product]);
           std::memcpy(partial[product], pieces[product], static_cast<size_t>(left * size));
           pieces[product] = partial[product];
         }
         any = any || pieces[product];
       }
-      Unit* place = target + column / panel_lanes<P> * panel_step + column % panel_lanes<P>;
-      store(place, any ? P::join_rows(matrix.type, pieces) : Vector<Unit>{});
-    }
-  }
-}
-
-// Packs rows first .. first + count as [units of columns][count], for broadcasting.
-template <class P>
-void pack_strip(const Matrix& matrix, int64_t first, int count, typename P::Unit* target) {
-  const int64_t units = units_of<P>(matrix.columns);
-  for (int row = 0; row < count; ++row) {
-    const char* source = matrix.at(first + row, 0);
-    for (int64_t unit = 0; unit < units; ++unit) {
-      const int64_t column = unit * P::products;
-      target[unit * count + row] =
-          P::query_unit(matrix.type, source + column * matrix.column, matrix.column, matrix.columns - column);
+      store(target + column % panel_lanes<P>, any ? P::join_rows(matrix.type, pieces) : Vector<Unit>{});
+      if (column % panel_lanes<P> == panel_lanes<P> - vector) target += panel_step;
     }
   }
 }

@@ -56,8 +56,9 @@ struct State {
   int64_t width;
 
   State(const Problem& problem, int64_t rows, Carver& carver) : width(padded_width<P>(problem.value_width)) {
-    maximum = carver.take<T>(rows);
-    sum = carver.take<T>(rows);
+    // Whole vectors of rows are read and written.
+    maximum = carver.take<T>(rows + lanes<T>);
+    sum = carver.take<T>(rows + lanes<T>);
     visible = carver.take<int64_t>(rows);
     accumulator = carver.take<T>(rows * width);
     RowMoments* taken = carver.take<RowMoments>(problem.moments ? rows : 0);
@@ -75,9 +76,53 @@ struct State {
   }
 };
 
+// What one block adds to a row, lane by lane, so that a tile reduces nothing but its maxima.
+template <class P>
+struct LaneSums {
+  using T = typename P::Number;
+  T* total;  // [rows][lanes], as the others: sum p
+  T* first;  // sum t p, and so on; no memory where no moments are asked for
+  T* second;
+  T* squares;
+  T* column;  // with the key's index within the block
+
+  LaneSums(const Problem& problem, int64_t rows, Carver& carver)
+      : total(carver.take<T>(rows * lanes<T>)),
+        first(carver.take<T>(problem.moments ? rows * lanes<T> : 0)),
+        second(carver.take<T>(problem.moments ? rows * lanes<T> : 0)),
+        squares(carver.take<T>(problem.moments ? rows * lanes<T> : 0)),
+        column(carver.take<T>(problem.moments ? rows * lanes<T> : 0)) {}
+
+  void reset(int64_t rows, bool with_moments) {
+    const size_t bytes = static_cast<size_t>(rows * lanes<T>) * sizeof(T);
+    std::memset(total, 0, bytes);
+    if (!with_moments) return;
+    std::memset(first, 0, bytes);
+    std::memset(second, 0, bytes);
+    std::memset(squares, 0, bytes);
+    std::memset(column, 0, bytes);
+  }
+};
+
+// One block of one stack: its state is whole once the lanes are gathered.
+template <class P>
+struct Partial {
+  State<P> state;
+  LaneSums<P> sums;
+
+  Partial(const Problem& problem, int64_t rows, Carver& carver)
+      : state(problem, rows, carver), sums(problem, rows, carver) {}
+
+  void reset(int64_t rows) {
+    state.reset(rows);
+    sums.reset(rows, state.moments != nullptr);
+  }
+};
+
 // Strips that take turns at one panel of keys or values while it is in the nearest cache.
 constexpr int stack_strips = 4;
 constexpr int stack_rows = stack_strips * strip_rows;
+static_assert(stack_rows % lanes<float> == 0, "lanes are gathered by whole vectors of rows");
 
 template <class P>
 struct Scratch {
@@ -99,10 +144,10 @@ struct Scratch {
   uint64_t* predicted;  // [predicates][rows][block_keys / 64]
   int64_t* heads;       // [rows]
   int64_t* positions;   // [rows]
-  State<P> partial;     // one block of one stack
+  Partial<P> partial;   // one block of one stack
 
   Scratch(const Problem& problem, int64_t rows, Carver& carver)
-      : queries(carver.take<Unit>(rows * units_of<P>(problem.width))),
+      : queries(carver.take<Unit>(rows * units_of<P>(problem.width) + lanes<Unit>)),
         keys(carver.take<Unit>(block_keys * units_of<P>(problem.width))),
         values(carver.take<Unit>(block_units<P> * padded_width<P>(problem.value_width))),
         scores(carver.take<T>(stack_rows * tile_keys)),
@@ -113,7 +158,7 @@ struct Scratch {
         clean_values(carver.take<Unit>(tile_units<P> * panel_lanes<P>)),
         clean_weights(carver.take<Unit>(tile_units<P>)),
         row(carver.take<T>(padded_width<P>(problem.value_width))),
-        copies(carver.take<char>(lanes<Unit> * 8 * larger(problem.width, problem.value_width))),
+        copies(carver.take<char>(gathered_rows<P> * 8 * larger(problem.width, problem.value_width))),
         predicted(carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64))),
         heads(carver.take<int64_t>(problem.predicates ? rows : 0)),
         positions(carver.take<int64_t>(problem.predicates ? rows : 0)),
