@@ -100,32 +100,44 @@ bool see_stack(Run<P>& run, const Stack& stack, const Tile& tile) {
   return any;
 }
 
-// A panel of the current block's keys. Whoever needs it first packs it, so it is still in the nearest cache for the
+// The panels of a tile that hold visible keys: [first, last).
+struct PanelRange {
+  int64_t first, last;
+};
+template <class P>
+PanelRange panels_of(const Visible& visible) {
+  return {visible.first / panel_lanes<P>, (visible.last + panel_lanes<P> - 1) / panel_lanes<P>};
+}
+
+template <class P>
+typename P::Unit* key_panel(Run<P>& run, const Tile& tile, int64_t panel) {
+  return run.scratch.keys + (tile.index * tile_panels<P> + panel) * run.units * panel_lanes<P>;
+}
+
+// Whoever needs a panel of the current block's keys first packs it, so it is still in the nearest cache for the
 // product.
 template <class P>
-const typename P::Unit* key_panel(Run<P>& run, const Tile& tile, int64_t panel) {
-  auto* keys = run.scratch.keys + (tile.index * tile_panels<P> + panel) * run.units * panel_lanes<P>;
+void pack_keys(Run<P>& run, const Tile& tile, int64_t panel) {
   const uint64_t bit = uint64_t{1} << panel;
-  if (!(run.packed_panels[tile.index] & bit)) {
-    pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, keys, run.scratch.copies);
-    run.packed_panels[tile.index] |= bit;
-  }
-  return keys;
+  if (run.packed_panels[tile.index] & bit) return;
+  pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, key_panel(run, tile, panel), run.scratch.copies);
+  run.packed_panels[tile.index] |= bit;
 }
 
 template <class P>
 void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
   const auto scale = static_cast<typename P::Number>(run.problem.scale);
-  for (int64_t panel = 0; panel < tile_panels<P>; ++panel) {
+  for (int64_t start = 0; start < tile_panels<P>; start += panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
-      const Visible& visible = run.visible[i];
-      if (visible.last <= panel * panel_lanes<P> || visible.first >= (panel + 1) * panel_lanes<P>) continue;
       const Strip& strip = stack.strips[i];
-      const auto* keys = key_panel(run, tile, panel);
-      auto* scores = run.scratch.scores + stack.place(strip) * tile_keys + panel * panel_lanes<P>;
-
-      with_rows<strip_rows>(strip.rows, [&](auto rows) {
-        score_panel<P, decltype(rows)::count, tile_keys>(run.queries_of(strip), keys, run.units, scale, scores);
+      const PanelRange seen = panels_of<P>(run.visible[i]);
+      const int64_t first = larger(start, seen.first);
+      const int64_t last = smaller(start + panels_at_once, seen.last);
+      for (int64_t panel = first; panel < last; ++panel) pack_keys(run, tile, panel);
+      auto* scores = run.scratch.scores + stack.place(strip) * tile_keys;
+      with_panels(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
+        score_panels<P, rows.count, tile_keys, panels.count>(run.queries_of(strip), key_panel(run, tile, panel),
+                                                             run.units, scale, scores + panel * panel_lanes<P>);
       });
     }
   }
@@ -210,21 +222,17 @@ void softmax_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
   }
 }
 
-// Where a panel of the tile's values starts, and the distance between its units.
-template <class Unit>
-struct Panel {
-  const Unit* units;
-  int64_t step;
-};
+// The tile's values from a panel and a unit on.
 template <class P>
-Panel<typename P::Unit> value_panel(Run<P>& run, const Tile& tile, int64_t panel, int64_t unit) {
+Panels<typename P::Unit> value_panels(Run<P>& run, const Tile& tile, int64_t panel, int64_t unit) {
   using Unit = typename P::Unit;
   if (run.values_in_place) {
     const char* row = run.values.at(tile.first_key + unit, panel * panel_lanes<P>);
-    return {reinterpret_cast<const Unit*>(row), run.values.row / static_cast<int64_t>(sizeof(Unit))};
+    return {reinterpret_cast<const Unit*>(row), run.values.row / static_cast<int64_t>(sizeof(Unit)), panel_lanes<P>};
   }
+  constexpr int64_t panel_step = block_units<P> * panel_lanes<P>;
   const int64_t first = tile.index * tile_units<P> + unit;
-  return {run.scratch.values + (panel * block_units<P> + first) * panel_lanes<P>, panel_lanes<P>};
+  return {run.scratch.values + panel * panel_step + first * panel_lanes<P>, panel_lanes<P>, panel_step};
 }
 
 // Values read where they lie come from memory, a few lines at a time: they are asked for this many keys ahead.
@@ -242,17 +250,19 @@ UnitRange units_of_visible(const Visible& visible) {
 template <class P>
 void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial.state;
-  for (int64_t panel = 0; panel < partial.width / panel_lanes<P>; ++panel) {
+  const int64_t count = partial.width / panel_lanes<P>;
+  for (int64_t first = 0; first < count; first += panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const UnitRange range = units_of_visible<P>(run.visible[i]);
       if (range.first >= range.last) continue;
       const int64_t place = stack.place(stack.strips[i]);
-      const auto values = value_panel(run, tile, panel, range.first);
-
-      with_rows<strip_rows>(stack.strips[i].rows, [&](auto rows) {
-        constexpr int count = decltype(rows)::count;
-        const auto weigh = run.values_in_place ? weigh_panel<P, count, keys_ahead> : weigh_panel<P, count>;
-        weigh(run.scratch.weights + place * tile_units<P> + range.first, values.units, values.step,
+      const int64_t last = smaller(first + panels_at_once, count);
+      with_panels(stack.strips[i].rows, first, last, [&](auto rows, auto panels, int64_t panel) {
+        constexpr int height = decltype(rows)::count;
+        constexpr int at_once = decltype(panels)::count;
+        const auto weigh =
+            run.values_in_place ? weigh_panels<P, height, at_once, keys_ahead> : weigh_panels<P, height, at_once>;
+        weigh(run.scratch.weights + place * tile_units<P> + range.first, value_panels(run, tile, panel, range.first),
               range.last - range.first, run.scratch.rescale + place,
               partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
       });
@@ -264,7 +274,7 @@ void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
 // finite shows even where its weight rounded to zero, because in exact arithmetic no weight is zero: such a key gets
 // the smallest weight, and its finite numbers, which would be off the scale of the others, are left out.
 template <class P>
-void clean_panel(Run<P>& run, int64_t row, Panel<typename P::Unit> values, int64_t first, int64_t last) {
+void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Unit>& values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
   const Bits bits = run.scratch.bits[row];
   std::memcpy(run.scratch.clean_weights, run.scratch.weights + row * tile_units<P>,
@@ -307,10 +317,10 @@ void weigh_tile_carefully(Run<P>& run, const Stack& stack, const Tile& tile) {
         for (int v = 0; v < panel_vectors; ++v) {
           store(sums + v * lanes<T>, shrunk(load(sums + v * lanes<T>), run.scratch.rescale[row]));
         }
-        clean_panel(run, row, value_panel(run, tile, panel, range.first), range.first, range.last);
-        weigh_panel<P, 1>(run.scratch.clean_weights + range.first,
-                          run.scratch.clean_values + range.first * panel_lanes<P>, panel_lanes<P>,
-                          range.last - range.first, &one, sums, partial.width);
+        clean_panel(run, row, value_panels(run, tile, panel, range.first), range.first, range.last);
+        weigh_panels<P, 1>(run.scratch.clean_weights + range.first,
+                           {run.scratch.clean_values + range.first * panel_lanes<P>, panel_lanes<P>, 0},
+                           range.last - range.first, &one, sums, partial.width);
       }
     }
   }

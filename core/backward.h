@@ -7,6 +7,8 @@
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
+constexpr int lines_at_once = 12;  // of the next tile's rows, asked for before each strip's products
+
 // Weights and slopes of one strip against one tile of keys; what is not visible is zero.
 template <class P>
 Visible slope_strip(Meeting<P>& meeting, const Strip& strip, const Tile& tile) {
@@ -26,19 +28,17 @@ Visible slope_strip(Meeting<P>& meeting, const Strip& strip, const Tile& tile) {
   }
   const T* queries = scratch.query_strips + strip.first_row * problem.width;
   const T* outputs = scratch.output_strips + strip.first_row * problem.value_width;
-  const int64_t first_panel = visible.first / panel_lanes<P>;
-  const int64_t last_panel = (visible.last + panel_lanes<P> - 1) / panel_lanes<P>;
-  with_rows<strip_rows>(strip.rows, [&](auto rows) {
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const int64_t place = (tile.index * tile_panels<P> + panel) * panel_lanes<P>;
-      score_panel<P, decltype(rows)::count, slope_step>(queries, scratch.key_panels + place * problem.width,
-                                                        problem.width, static_cast<T>(problem.scale),
-                                                        weights + panel * panel_lanes<P>);
-      score_panel<P, decltype(rows)::count, slope_step>(outputs, scratch.value_panels + place * problem.value_width,
-                                                        problem.value_width, T{1}, slopes + panel * panel_lanes<P>);
-    }
+  const PanelRange seen = panels_of<P>(visible);
+  with_panels(strip.rows, seen.first, seen.last, [&](auto rows, auto panels, int64_t panel) {
+    constexpr int height = decltype(rows)::count;
+    constexpr int at_once = decltype(panels)::count;
+    const int64_t place = (tile.index * tile_panels<P> + panel) * panel_lanes<P>;
+    score_panels<P, height, slope_step, at_once>(queries, scratch.key_panels + place * problem.width, problem.width,
+                                                 static_cast<T>(problem.scale), weights + panel * panel_lanes<P>);
+    score_panels<P, height, slope_step, at_once>(outputs, scratch.value_panels + place * problem.value_width,
+                                                 problem.value_width, T{1}, slopes + panel * panel_lanes<P>);
   });
-  slope_rows(meeting, strip, tile, visible, {first_panel * panel_vectors, last_panel * panel_vectors});
+  slope_rows(meeting, strip, tile, visible, {seen.first * panel_vectors, seen.last * panel_vectors});
   return visible;
 }
 
@@ -78,22 +78,25 @@ void add_to_keys(Meeting<P>& meeting, const typename P::Number* numbers, const t
                  typename P::Number* gradient, int64_t width, int64_t first, int height, RowRange range,
                  bool carefully) {
   using T = typename P::Number;
+  const int64_t count = range.last - range.first;
+  const int64_t panel_step = meeting.rows * panel_lanes<P>;
+  const T* a = numbers + range.first * slope_step + first;
+  const T* rows = packed + range.first * panel_lanes<P>;
+  T* target = gradient + first * width;
+  if (!carefully) {
+    with_panels(height, 0, width / panel_lanes<P>, [&](auto keys, auto panels, int64_t panel) {
+      add_panels<P, decltype(keys)::count, 1, slope_step, decltype(panels)::count>(
+          a, rows + panel * panel_step, panel_step, count, target + panel * panel_lanes<P>, width);
+    });
+    return;
+  }
   for (int64_t panel = 0; panel < width / panel_lanes<P>; ++panel) {
-    const T* rows = packed + (panel * meeting.rows + range.first) * panel_lanes<P>;
-    const T* a = numbers + range.first * slope_step + first;
-    T* target = gradient + first * width + panel * panel_lanes<P>;
-    const int64_t count = range.last - range.first;
-    if (carefully) {
-      for (int key = 0; key < height; ++key) {
-        const T* clean = clean_rows(meeting, rows, count, [&](int64_t row) {
-          return bit_at(meeting.scratch.bits[range.first + row], first + key);
-        });
-        add_panel<P, 1, 1, slope_step>(a + key, clean, count, target + key * width, width);
-      }
-      continue;
+    for (int key = 0; key < height; ++key) {
+      const T* clean = clean_rows(meeting, rows + panel * panel_step, count, [&](int64_t row) {
+        return bit_at(meeting.scratch.bits[range.first + row], first + key);
+      });
+      add_panels<P, 1, 1, slope_step>(a + key, clean, 0, count, target + key * width + panel * panel_lanes<P>, width);
     }
-    with_rows<strip_rows>(
-        height, [&](auto keys) { add_panel<P, decltype(keys)::count, 1, slope_step>(a, rows, count, target, width); });
   }
 }
 
@@ -103,23 +106,25 @@ void add_to_queries(Meeting<P>& meeting, const Strip& strip, const Tile& tile, c
                     typename P::Number* gradient, bool carefully) {
   using T = typename P::Number;
   const int64_t count = visible.last - visible.first;
-  for (int64_t panel = 0; panel < meeting.width / panel_lanes<P>; ++panel) {
-    const int64_t place = panel * block_keys + tile.index * tile_keys + visible.first;
-    const T* keys = meeting.scratch.key_rows + place * panel_lanes<P>;
-    const T* a = meeting.scratch.slopes + strip.first_row * slope_step + visible.first;
-    T* target = gradient + strip.first_row * meeting.width + panel * panel_lanes<P>;
-    if (carefully) {
-      for (int row = 0; row < strip.rows; ++row) {
-        const Bits bits = meeting.scratch.bits[strip.first_row + row];
-        const T* clean =
-            clean_rows(meeting, keys, count, [&](int64_t key) { return bit_at(bits, visible.first + key); });
-        add_panel<P, 1, slope_step, 1>(a + row * slope_step, clean, count, target + row * meeting.width, meeting.width);
-      }
-      continue;
-    }
-    with_rows<strip_rows>(strip.rows, [&](auto rows) {
-      add_panel<P, decltype(rows)::count, slope_step, 1>(a, keys, count, target, meeting.width);
+  const int64_t panel_step = block_keys * panel_lanes<P>;
+  const T* a = meeting.scratch.slopes + strip.first_row * slope_step + visible.first;
+  const T* keys = meeting.scratch.key_rows + (tile.index * tile_keys + visible.first) * panel_lanes<P>;
+  T* target = gradient + strip.first_row * meeting.width;
+  if (!carefully) {
+    with_panels(strip.rows, 0, meeting.width / panel_lanes<P>, [&](auto rows, auto panels, int64_t panel) {
+      add_panels<P, decltype(rows)::count, slope_step, 1, decltype(panels)::count>(
+          a, keys + panel * panel_step, panel_step, count, target + panel * panel_lanes<P>, meeting.width);
     });
+    return;
+  }
+  for (int64_t panel = 0; panel < meeting.width / panel_lanes<P>; ++panel) {
+    for (int row = 0; row < strip.rows; ++row) {
+      const Bits bits = meeting.scratch.bits[strip.first_row + row];
+      const T* clean = clean_rows(meeting, keys + panel * panel_step, count,
+                                  [&](int64_t key) { return bit_at(bits, visible.first + key); });
+      add_panels<P, 1, slope_step, 1>(a + row * slope_step, clean, 0, count,
+                                      target + row * meeting.width + panel * panel_lanes<P>, meeting.width);
+    }
   }
 }
 
@@ -132,6 +137,7 @@ void differentiate_tile(Meeting<P>& meeting, const Tile& tile, typename P::Numbe
   const int64_t strips = strips_of(meeting.rows);
   for (int64_t index = 0; index < strips; ++index) {
     const Strip strip = strip_at(meeting.problem, meeting.item, meeting.rows, index);
+    meeting.upcoming.ask(lines_at_once);
     const Visible visible = slope_strip(meeting, strip, tile);
     seen = seen || visible.first < visible.last;
     whole = whole && visible.whole;
@@ -147,6 +153,7 @@ void differentiate_tile(Meeting<P>& meeting, const Tile& tile, typename P::Numbe
         whole ? RowRange{0, meeting.rows} : rows_that_see(meeting, keys.first_row, keys.first_row + keys.rows);
     if (range.first >= range.last) continue;
     GradientScratch<P>& scratch = meeting.scratch;
+    meeting.upcoming.ask(lines_at_once);
     const int64_t first = tile.index * tile_keys;
     const bool carefully = !finite && !whole;
     add_to_keys(meeting, scratch.weights, scratch.output_rows, scratch.value_gradient + first * meeting.value_width,
@@ -182,6 +189,17 @@ typename P::Number* query_sums_of(const Meeting<P>& meeting) {
   return sums + (head * problem.queries + meeting.item.first_query) * group * meeting.width;
 }
 
+// The rows of a tile that comes next.
+template <class P>
+void ask_for_tile(Meeting<P>& meeting, int64_t tile_of_rows) {
+  const Problem& problem = meeting.problem;
+  Item item = meeting.item;
+  item.first_query = tile_of_rows * gradient_queries(problem);
+  item.queries = smaller(gradient_queries(problem), problem.queries - item.first_query);
+  meeting.upcoming.start(query_matrix(problem, item, problem.query, problem.width),
+                         query_matrix(problem, item, meeting.gradients.output_slope, problem.value_width));
+}
+
 // One tile of rows: waits for its turn, adds this block's part, and hands the turn on.
 template <class P>
 void meet(Meeting<P>& meeting, int64_t tile_of_rows, int64_t tiles_of_rows) {
@@ -189,6 +207,7 @@ void meet(Meeting<P>& meeting, int64_t tile_of_rows, int64_t tiles_of_rows) {
   const int64_t head = meeting.item.batch * problem.key_heads + meeting.item.key_head;
   int64_t* turn = meeting.gradients.turns + head * tiles_of_rows + tile_of_rows;
   pack_tile(meeting);
+  if (tile_of_rows + 1 < tiles_of_rows) ask_for_tile(meeting, tile_of_rows + 1);
   while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != meeting.block) {
     // Who failed (a predicate that raised, no memory) hands on no turn: whoever waits gives up too.
     if (problem.stopped(problem.context) || !meeting.gradients.wait(meeting.gradients.wait_context)) return;

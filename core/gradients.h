@@ -103,6 +103,7 @@ struct Meeting {
   int64_t rows = 0;
   bool block_finite = true;
   bool tile_finite = true;
+  Upcoming upcoming;  // rows of the next tile
 
   Meeting(const Problem& problem_, const Gradients& gradients_, const Item& item_, int64_t block_, Carver carver)
       : problem(problem_),

@@ -8,24 +8,26 @@ namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
 // sums[row][v] += sum over i of a[row * row_step + i * unit_step] * b[i * b_step + v]: one chain over ascending i for
-// each result, whatever the number of rows, which is what the bits rule asks for.
-template <class P, int rows, int row_step, int unit_step, int units_ahead = 0>
+// each result, whatever the number of rows, which is what the bits rule asks for. The vectors are those of one or more
+// panels, `panel_step` units apart.
+template <class P, int row_step, int unit_step, int units_ahead = 0, int rows, int vectors>
 inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, const typename P::Unit* b,
-                                                    int64_t b_step, int64_t depth,
-                                                    Vector<typename P::Number> (&sums)[rows][panel_vectors]) {
+                                                    int64_t b_step, int64_t panel_step, int64_t depth,
+                                                    Vector<typename P::Number> (&sums)[rows][vectors]) {
   using Unit = typename P::Unit;
 #pragma GCC unroll 4
   for (int64_t i = 0; i < depth; ++i) {
-    Vector<Unit> right[panel_vectors];
+    Vector<Unit> right[vectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) {
-      right[v] = load(b + v * lanes<Unit>);
-      if constexpr (units_ahead > 0) __builtin_prefetch(b + units_ahead * b_step + v * lanes<Unit>);
+    for (int v = 0; v < vectors; ++v) {
+      const Unit* source = b + v / panel_vectors * panel_step + v % panel_vectors * lanes<Unit>;
+      right[v] = load(source);
+      if constexpr (units_ahead > 0) __builtin_prefetch(source + units_ahead * b_step);
     }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
-      for (int v = 0; v < panel_vectors; ++v) {
+      for (int v = 0; v < vectors; ++v) {
         sums[row][v] = P::multiply_add(a[row * row_step], right[v], sums[row][v]);
       }
     }
@@ -34,58 +36,87 @@ inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, c
   }
 }
 
-// One panel of scores: scale times the products, to scores[row * step + 0 .. panel_lanes).
-template <class P, int rows, int step>
-void score_panel(const typename P::Unit* queries, const typename P::Unit* keys, int64_t units, typename P::Number scale,
-                 typename P::Number* scores) {
-  using T = typename P::Number;
-  Vector<T> sums[rows][panel_vectors] = {};
-  multiply<P, rows, 1, rows>(queries, keys, panel_lanes<P>, units, sums);
-  const Vector<T> factor = splat(scale);
-#pragma GCC unroll 12
-  for (int row = 0; row < rows; ++row) {
-#pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) store(scores + row * step + v * lanes<T>, sums[row][v] * factor);
-  }
-}
+// How a product is cut into what the registers hold: a strip's rows times one panel, or half of them times two, which
+// loads fewer operands.
+template <int height, int panels>
+struct Cut {
+  static constexpr int rows = height / panels;
+  static constexpr int vectors = panels * panel_vectors;
+  static_assert(height % panels == 0);
+};
 
-// One panel of a weighted sum: accumulator[row] = accumulator[row] * rescale[row] + weights[row] times values.
-template <class P, int rows, int units_ahead = 0>
-void weigh_panel(const typename P::Unit* weights, const typename P::Unit* values, int64_t values_step, int64_t units,
-                 const typename P::Number* rescale, typename P::Number* accumulator, int64_t accumulator_step) {
+// Scores of `height` rows against `panels` packed panels: scale times the products, to scores[row * step + lane].
+template <class P, int height, int step, int panels = 1>
+void score_panels(const typename P::Unit* queries, const typename P::Unit* keys, int64_t units,
+                  typename P::Number scale, typename P::Number* scores) {
   using T = typename P::Number;
-  Vector<T> sums[rows][panel_vectors];
+  using C = Cut<height, panels>;
+  const Vector<T> factor = splat(scale);
+  for (int first = 0; first < height; first += C::rows) {
+    Vector<T> sums[C::rows][C::vectors] = {};
+    multiply<P, 1, height>(queries + first, keys, panel_lanes<P>, units * panel_lanes<P>, units, sums);
 #pragma GCC unroll 12
-  for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < C::rows; ++row) {
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) {
-      sums[row][v] = load(accumulator + row * accumulator_step + v * lanes<T>) * splat(rescale[row]);
+      for (int v = 0; v < C::vectors; ++v) store(scores + (first + row) * step + v * lanes<T>, sums[row][v] * factor);
     }
   }
-  multiply<P, rows, tile_units<P>, 1, units_ahead>(weights, values, values_step, units, sums);
+}
+
+// Panels of values, units `step` apart, panels `panel_step`.
+template <class Unit>
+struct Panels {
+  const Unit* units;
+  int64_t step;
+  int64_t panel_step;
+};
+
+// A weighted sum over `units`: accumulator[row] = accumulator[row] * rescale[row] + weights[row] times the values.
+template <class P, int height, int panels = 1, int units_ahead = 0>
+void weigh_panels(const typename P::Unit* weights, const Panels<typename P::Unit>& values, int64_t units,
+                  const typename P::Number* rescale, typename P::Number* accumulator, int64_t accumulator_step) {
+  using T = typename P::Number;
+  using C = Cut<height, panels>;
+  for (int first = 0; first < height; first += C::rows) {
+    T* target = accumulator + first * accumulator_step;
+    Vector<T> sums[C::rows][C::vectors];
 #pragma GCC unroll 12
-  for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < C::rows; ++row) {
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) store(accumulator + row * accumulator_step + v * lanes<T>, sums[row][v]);
+      for (int v = 0; v < C::vectors; ++v) {
+        sums[row][v] = load(target + row * accumulator_step + v * lanes<T>) * splat(rescale[first + row]);
+      }
+    }
+    multiply<P, tile_units<P>, 1, units_ahead>(weights + first * tile_units<P>, values.units, values.step,
+                                               values.panel_step, units, sums);
+#pragma GCC unroll 12
+    for (int row = 0; row < C::rows; ++row) {
+#pragma GCC unroll 4
+      for (int v = 0; v < C::vectors; ++v) store(target + row * accumulator_step + v * lanes<T>, sums[row][v]);
+    }
   }
 }
 
-// One panel of a sum that goes on: sums[row] += a[row] times b, for the gradients.
-template <class P, int rows, int row_step, int unit_step>
-void add_panel(const typename P::Unit* a, const typename P::Unit* b, int64_t units, typename P::Number* target,
-               int64_t target_step) {
+// A sum that goes on: target[row] += a[row] times b, for the gradients.
+template <class P, int height, int row_step, int unit_step, int panels = 1>
+void add_panels(const typename P::Unit* a, const typename P::Unit* b, int64_t panel_step, int64_t units,
+                typename P::Number* target, int64_t target_step) {
   using T = typename P::Number;
-  Vector<T> sums[rows][panel_vectors];
+  using C = Cut<height, panels>;
+  for (int first = 0; first < height; first += C::rows) {
+    T* rows = target + first * target_step;
+    Vector<T> sums[C::rows][C::vectors];
 #pragma GCC unroll 12
-  for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < C::rows; ++row) {
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) sums[row][v] = load(target + row * target_step + v * lanes<T>);
-  }
-  multiply<P, rows, row_step, unit_step>(a, b, panel_lanes<P>, units, sums);
+      for (int v = 0; v < C::vectors; ++v) sums[row][v] = load(rows + row * target_step + v * lanes<T>);
+    }
+    multiply<P, row_step, unit_step>(a + first * row_step, b, panel_lanes<P>, panel_step, units, sums);
 #pragma GCC unroll 12
-  for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < C::rows; ++row) {
 #pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) store(target + row * target_step + v * lanes<T>, sums[row][v]);
+      for (int v = 0; v < C::vectors; ++v) store(rows + row * target_step + v * lanes<T>, sums[row][v]);
+    }
   }
 }
 
@@ -101,6 +132,22 @@ inline __attribute__((always_inline)) void with_rows(int rows, const Function& f
     function(Count<most>{});
   } else if constexpr (most > 1) {
     with_rows<most - 1>(rows, function);
+  }
+}
+
+// Calls function(Count<rows>, Count<panels>, panel) for a strip of `rows` and the panels first .. last - 1: pairs of
+// them where the strip has its full height and the registers are many.
+template <class Function>
+inline __attribute__((always_inline)) void with_panels(int rows, int64_t first, int64_t last,
+                                                       const Function& function) {
+  int64_t panel = first;
+  if constexpr (panels_at_once == 2) {
+    if (rows == strip_rows) {
+      for (; panel + 2 <= last; panel += 2) function(Count<strip_rows>{}, Count<2>{}, panel);
+    }
+  }
+  for (; panel < last; ++panel) {
+    with_rows<strip_rows>(rows, [&](auto count) { function(count, Count<1>{}, panel); });
   }
 }
 

@@ -192,6 +192,43 @@ inline const char* contiguous_row(const Matrix& matrix, int64_t row, char* copy)
   return copy;
 }
 
+// Rows of two matrices that are wanted soon, asked for a few cache lines at a time between products: memory works while
+// the CPU computes, and whoever packs the rows finds them near.
+class Upcoming {
+ public:
+  void start(const Matrix& first, const Matrix& second) {
+    matrices_[0] = first;
+    matrices_[1] = second;
+    place_ = 0;
+    row_ = line_ = 0;
+  }
+
+  void ask(int lines) {
+    while (lines > 0 && place_ < 2) {
+      const Matrix& matrix = matrices_[place_];
+      const int64_t bytes = matrix.columns * size_of(matrix.type);
+      if (row_ >= matrix.rows || matrix.column != size_of(matrix.type)) {
+        ++place_;
+        row_ = line_ = 0;
+        continue;
+      }
+      const char* row = matrix.at(row_, 0);
+      for (; lines > 0 && line_ < bytes; line_ += line_bytes, --lines) __builtin_prefetch(row + line_, 0, 2);
+      if (line_ < bytes) return;
+      line_ = 0;
+      ++row_;
+    }
+  }
+
+ private:
+  static constexpr int64_t line_bytes = 64;
+
+  Matrix matrices_[2] = {};
+  int place_ = 2;
+  int64_t row_ = 0;
+  int64_t line_ = 0;
+};
+
 // As many rows as a vector has lanes, their columns contiguous; null is a row of zeros.
 template <class P>
 struct RowSources {
@@ -201,7 +238,7 @@ struct RowSources {
   bool all = true;  // none is null
 
   // Rows first .. of the matrix, as far as they lie below `last`; strided ones are gathered in `copies`.
-  RowSources(const Matrix& matrix, int64_t first, int64_t last, char* copies) {
+  void find(const Matrix& matrix, int64_t first, int64_t last, char* copies) {
     const int64_t copy_bytes = matrix.columns * size_of(matrix.type);
     for (int lane = 0; lane < count; ++lane) {
       const int64_t row = first + lane;
@@ -244,7 +281,8 @@ void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, 
   constexpr int count = lanes<Unit>;
   const int64_t units = units_of<P>(keys.columns);
   for (int group = 0; group < panel_vectors; ++group) {
-    const RowSources<P> sources(keys, first + group * count, keys.rows, copies);
+    RowSources<P> sources;
+    sources.find(keys, first + group * count, keys.rows, copies);
     for (int64_t unit = 0; unit < units; unit += count) {
       Vector<Unit> square[count];
       transpose_units<P>(keys, sources, unit, panel_lanes<P> * keys.row, square);
@@ -270,12 +308,13 @@ void pack_strip(const Matrix& matrix, int64_t first, int count, typename P::Unit
   const int64_t units = units_of<P>(matrix.columns);
   const int groups = (count + width - 1) / width;
   const int64_t copy_bytes = width * matrix.columns * size_of(matrix.type);
+  RowSources<P> sources[strip_vectors<P>];
+  for (int group = 0; group < groups; ++group) {
+    sources[group].find(matrix, first + group * width, first + count, copies + group * copy_bytes);
+  }
   for (int64_t unit = 0; unit < units; unit += width) {
     Vector<Unit> squares[strip_vectors<P>][width];
-    for (int group = 0; group < groups; ++group) {
-      const RowSources<P> sources(matrix, first + group * width, first + count, copies + group * copy_bytes);
-      transpose_units<P>(matrix, sources, unit, 0, squares[group]);
-    }
+    for (int group = 0; group < groups; ++group) transpose_units<P>(matrix, sources[group], unit, 0, squares[group]);
     const int64_t filled = units - unit < width ? units - unit : width;
     for (int64_t i = 0; i < filled; ++i) {
       for (int group = 0; group < groups; ++group) {
