@@ -20,6 +20,8 @@ struct Stack {
   int64_t place(const Strip& strip) const { return strip.first_row - first_row; }
 };
 
+constexpr int lines_at_once = 12;  // of what is needed next, asked for before each strip's products
+
 // What one call of `attend` works with.
 template <class P>
 struct Run {
@@ -37,6 +39,7 @@ struct Run {
   int64_t strips;
   Visible visible[stack_strips] = {};  // by the strips of the current stack
   bool values_in_place;                // values are read where they lie
+  Upcoming upcoming;                   // keys and values of the next block
   int64_t block = 0;                   // absolute index of the current block
   uint64_t packed_panels[block_tiles] = {};
   bool packed_values[block_tiles] = {};
@@ -133,6 +136,7 @@ void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
       const PanelRange seen = panels_of<P>(run.visible[i]);
       const int64_t first = larger(start, seen.first);
       const int64_t last = smaller(start + panels_at_once, seen.last);
+      run.upcoming.ask(lines_at_once);
       for (int64_t panel = first; panel < last; ++panel) pack_keys(run, tile, panel);
       auto* scores = run.scratch.scores + stack.place(strip) * tile_keys;
       with_panels(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
@@ -257,6 +261,7 @@ void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
       if (range.first >= range.last) continue;
       const int64_t place = stack.place(stack.strips[i]);
       const int64_t last = smaller(first + panels_at_once, count);
+      run.upcoming.ask(lines_at_once);
       with_panels(stack.strips[i].rows, first, last, [&](auto rows, auto panels, int64_t panel) {
         constexpr int height = decltype(rows)::count;
         constexpr int at_once = decltype(panels)::count;

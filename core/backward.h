@@ -7,8 +7,6 @@
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
-constexpr int lines_at_once = 12;  // of the next tile's rows, asked for before each strip's products
-
 // Weights and slopes of one strip against one tile of keys; what is not visible is zero.
 template <class P>
 Visible slope_strip(Meeting<P>& meeting, const Strip& strip, const Tile& tile) {
@@ -141,7 +139,7 @@ void differentiate_tile(Meeting<P>& meeting, const Tile& tile, typename P::Numbe
     const Visible visible = slope_strip(meeting, strip, tile);
     seen = seen || visible.first < visible.last;
     whole = whole && visible.whole;
-    if (visible.first < visible.last) {
+    if (visible.first < visible.last && meeting.gradients.query.data) {
       add_to_queries(meeting, strip, tile, visible, query_sums, !finite && !visible.whole);
     }
   }
@@ -156,10 +154,14 @@ void differentiate_tile(Meeting<P>& meeting, const Tile& tile, typename P::Numbe
     meeting.upcoming.ask(lines_at_once);
     const int64_t first = tile.index * tile_keys;
     const bool carefully = !finite && !whole;
-    add_to_keys(meeting, scratch.weights, scratch.output_rows, scratch.value_gradient + first * meeting.value_width,
-                meeting.value_width, keys.first_row, keys.rows, range, carefully);
-    add_to_keys(meeting, scratch.slopes, scratch.query_rows, scratch.key_gradient + first * meeting.width,
-                meeting.width, keys.first_row, keys.rows, range, carefully);
+    if (meeting.gradients.value.data) {
+      add_to_keys(meeting, scratch.weights, scratch.output_rows, scratch.value_gradient + first * meeting.value_width,
+                  meeting.value_width, keys.first_row, keys.rows, range, carefully);
+    }
+    if (meeting.gradients.key.data) {
+      add_to_keys(meeting, scratch.slopes, scratch.query_rows, scratch.key_gradient + first * meeting.width,
+                  meeting.width, keys.first_row, keys.rows, range, carefully);
+    }
   }
 }
 

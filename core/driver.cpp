@@ -242,6 +242,9 @@ void differentiate(const Problem& problem, Gradients gradients, const Kernels& k
     arithmetic.start_gradients(problem, gradients, item_of(index / tiles, index % tiles * tile_queries), scratch);
   });
 
+  // The gradients of sinks, and of a bias that is one number a row, are made of delta alone.
+  if (!gradients.query.data && !gradients.key.data && !gradients.value.data && !gradients.bias.data) return;
+
   const int64_t first_block = block_of(problem.key_start);
   const int64_t blocks = block_of(problem.key_start + problem.keys - 1) + 1 - first_block;
   // Blocks start in ascending order, so whoever waits for a turn waits for somebody who is running. A bias gradient

@@ -70,6 +70,14 @@ void reset(const Problem& problem, const Item& item, char* memory) {
   State<P>(problem, rows_of(problem, item), carver).reset(rows_of(problem, item));
 }
 
+// The keys and values of a block that comes next.
+template <class P>
+void ask_for_block(Run<P>& run, int64_t block) {
+  const int64_t first = block * block_keys - run.problem.key_start;
+  run.upcoming.start(rows_between(run.keys, first, first + block_keys),
+                     rows_between(run.values, first, first + block_keys));
+}
+
 template <class P>
 void attend(const Problem& problem, const Item& item, BlockRange blocks, char* state_memory, char* scratch) {
   const SubnormalsAreZero mode;
@@ -80,6 +88,7 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
     if (problem.stopped(problem.context)) return;
     if (!enter_block(run, block)) continue;
+    if (block + 1 < blocks.last && !run.values_in_place) ask_for_block(run, block + 1);
     for (int64_t index = 0; index < run.strips; index += stack_strips) {
       const Stack stack = run.stack(index);
       attend_stack(run, stack, false);

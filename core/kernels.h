@@ -130,7 +130,7 @@ struct Gradients {
   const double* share = nullptr;          // the weight of that score
   const double* lse_slope = nullptr;      // dlse, or null
   double* delta = nullptr;                // rowsum(dout * out) - dlse
-  Tensor query, key, value;               // gradients; all zero before
+  Tensor query, key, value;               // gradients, all zero before; null data where not asked
   Tensor bias;                            // null data where not asked; column stride never 0
   bool bias_is_shared = false;            // several heads or batch items add to one number of the bias gradient
   char* query_sums = nullptr;             // [items of one (batch, key head)][rows][padded width], zero before

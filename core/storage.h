@@ -29,6 +29,15 @@ struct Matrix {
   }
 };
 
+// Rows first .. last - 1 of a matrix of plain rows, as far as they exist.
+inline Matrix rows_between(Matrix matrix, int64_t first, int64_t last) {
+  const int64_t low = first < 0 ? 0 : first;
+  const int64_t high = last < matrix.rows ? last : matrix.rows;
+  matrix.data += low * matrix.row;
+  matrix.rows = high > low ? high - low : 0;
+  return matrix;
+}
+
 template <class T>
 inline T number_at(Type type, const char* source) {
   if (type == Type::float64) {
