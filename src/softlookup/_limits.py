@@ -1,7 +1,10 @@
-"""One limit of the machine at a time: short runs of the core's limit loops, and reads of memory.
+"""One limit of the machine at a time: runs of the core's limit loops, and reads of memory.
 
-A run is kept short, so that one of many falls between two interruptions, and the best of them is the limit. A loop's
-end is checked in every run: one that the compiler had dropped or shortened would raise an error here.
+Two questions, two measures. What can this machine do at its best? A run is kept short, so that one of many falls
+between two interruptions, and the best of them is the limit (`loop_rate`, `read_rate`). What could a call have done
+that lasted as long as this, interruptions included? All runs of that time count together (`lasting_loop_rate`,
+`lasting_read_rate`). A loop's end is checked in every run: one that the compiler had dropped or shortened would raise
+an error here.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -60,16 +64,22 @@ def loop_rate(loop: Loop, threads: int, seconds: float) -> float:
     return loop.operations * rounds * threads / taken
 
 
+def lasting_loop_rate(loop: Loop, threads: int, seconds: float) -> float:
+    """Operations per second of all threads together over the time given, with whatever interrupts them."""
+    short = _rounds_of_a_run(loop)
+    rounds = max(short, min(_core.MOST_LIMIT_ROUNDS, int(short * seconds / RUN_SECONDS)))
+    return loop.operations * rounds * threads / _mean_seconds(lambda: _run(loop, rounds, threads), threads, seconds)
+
+
 def read_rate(words: NDArray[Any], threads: int, seconds: float, *, isa: str, which: int, total: int) -> float:
     """Bytes per second at which a contiguous array is read from end to end; `which` of the two unrolls."""
+    return words.nbytes / _best_seconds(lambda: _read(words, threads, isa, which, total), threads, seconds)
 
-    def run() -> float:
-        taken, found = _core.run_read_loop(isa, which, words, threads)
-        if math.isfinite(taken) and found != total:
-            raise MeasurementProblem(f"softlookup: the read loop of {isa} added up {found} instead of {total}")
-        return taken
 
-    return words.nbytes / _best_seconds(run, threads, seconds)
+def lasting_read_rate(words: NDArray[Any], threads: int, seconds: float, *, isa: str, which: int, total: int) -> float:
+    """The same over the time given (one read at least), with whatever interrupts it; caches are filled before."""
+    _read(words, threads, isa, which, total)
+    return words.nbytes / _mean_seconds(lambda: _read(words, threads, isa, which, total), threads, seconds)
 
 
 def total_of(array: NDArray[Any]) -> int:
@@ -120,13 +130,30 @@ def _run(loop: Loop, rounds: int, threads: int) -> float:
     return taken
 
 
+def _read(words: NDArray[Any], threads: int, isa: str, which: int, total: int) -> float:
+    taken, found = _core.run_read_loop(isa, which, words, threads)
+    if math.isfinite(taken) and found != total:
+        raise MeasurementProblem(f"softlookup: the read loop of {isa} added up {found} instead of {total}")
+    return taken
+
+
 def _best_seconds(run: Callable[[], float], threads: int, seconds: float) -> float:
-    best, late = math.inf, 0
+    return min(_runs(run, threads, seconds))
+
+
+def _mean_seconds(run: Callable[[], float], threads: int, seconds: float) -> float:
+    return statistics.fmean(_runs(run, threads, seconds))
+
+
+def _runs(run: Callable[[], float], threads: int, seconds: float) -> list[float]:
+    """Seconds of every run that fits into the time given, one at least."""
+    taken: list[float] = []
+    late = 0
     deadline = time.perf_counter() + seconds
-    while True:
-        taken = run()
-        if math.isfinite(taken):
-            best = min(best, taken)
+    while not taken or time.perf_counter() < deadline:
+        once = run()
+        if math.isfinite(once):
+            taken.append(once)
         else:
             late += 1
         if late == LATE_RUNS:
@@ -134,5 +161,4 @@ def _best_seconds(run: Callable[[], float], threads: int, seconds: float) -> flo
                 f"softlookup: {threads} threads never ran at the same time; fix: ask for fewer threads, or let other "
                 f"work on this machine end first"
             )
-        if time.perf_counter() >= deadline and math.isfinite(best):
-            return best
+    return taken

@@ -14,21 +14,24 @@ from rich.table import Table
 
 import softlookup as sl
 from softlookup._limits import MeasurementProblem
+from softlookup.bench.page import markdown
 from softlookup.bench.peers import PEERS
 from softlookup.bench.report import report_of
 from softlookup.bench.rows import Row
 from softlookup.bench.run import Options, run_workload
-from softlookup.bench.table import markdown, show, wrong_answers
+from softlookup.bench.table import show, wrong_answers
 from softlookup.bench.timing import OtherWork
-from softlookup.bench.workloads import SWEEPS, WORKLOADS, Workload, names, select
+from softlookup.bench.workloads import LONG, WORKLOADS, Workload, names, select
+from softlookup.machine import Machine, measure
 
 STANDARD_OUTPUT = "-"
+MACHINE_SECONDS = 10.0
 
 
 def bench(
     workload: Annotated[
         str | None,
-        typer.Option(help="Names, or name/detail/dtype, separated by commas; all where it is left out."),
+        typer.Option(help="Names, or name/detail/dtype, separated by commas; all but the long ones by default."),
     ] = None,
     peer: Annotated[str, typer.Option(help="Names separated by commas, all, or none.")] = "all",
     repeats: Annotated[int, typer.Option(help="Rounds in which every contender has one turn.")] = 7,
@@ -39,7 +42,7 @@ def bench(
         str | None, typer.Option("--json", help="File for the report as JSON; - is standard output.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for report.json, report.md and plots; runs the sweeps too.")
+        Path | None, typer.Option(help="Folder for report.json, report.md (a page with plots); runs the long ones too.")
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the workloads and the peers, and stop.")] = False,
 ) -> None:
@@ -47,21 +50,27 @@ def bench(
     if list_only:
         _show_names(Console())
         return
-    chosen = _workloads(workload, sweeps=out is not None)
+    chosen = _workloads(workload, long=out is not None)
     options = _options(peer, repeats, seconds, threads, isa)
     _check_outputs(json_path, out)
     others = OtherWork()
     try:
+        machine = None if out is None else _machine(options)
         rows = _run(chosen, options)
     except MeasurementProblem as problem:
         _fail(str(problem))
-    report = report_of(rows, options, others.cpus())
+    report = report_of(rows, options, others.cpus(), machine)
     if json_path != STANDARD_OUTPUT:
         show(report, Console())
     _write(report, json_path, out)
     if wrong := wrong_answers(report["rows"]):
         print(f"softlookup: wrong answers: {'; '.join(wrong)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _machine(options: Options) -> Machine:
+    """What the machine can do at its best, on one thread and on all."""
+    return measure(seconds=MACHINE_SECONDS, threads=sorted({1, options.threads}), isas=[options.isa])
 
 
 def _run(chosen: list[Workload], options: Options) -> list[Row]:
@@ -75,9 +84,9 @@ def _run(chosen: list[Workload], options: Options) -> list[Row]:
     return rows
 
 
-def _workloads(text: str | None, *, sweeps: bool) -> list[Workload]:
+def _workloads(text: str | None, *, long: bool) -> list[Workload]:
     if text is None:
-        return [workload for workload in WORKLOADS if sweeps or workload.name not in SWEEPS]
+        return [workload for workload in WORKLOADS if long or workload.name not in LONG]
     try:
         return select(text.split(","))
     except ValueError as problem:
@@ -133,8 +142,9 @@ def _write(report: dict[str, Any], json_path: str | None, out: Path | None) -> N
         from softlookup.bench.plots import draw
 
         (out / "report.json").write_text(text + "\n")
-        (out / "report.md").write_text(markdown(report))
-        paths = [out / "report.json", out / "report.md", *draw(report, out)]
+        pictures = draw(report, out)
+        (out / "report.md").write_text(markdown(report, [path.name for path in pictures]))
+        paths = [out / "report.json", out / "report.md", *pictures]
         Console(stderr=True).print(f"wrote {', '.join(map(str, paths))}", soft_wrap=True)
 
 
@@ -142,8 +152,9 @@ def _show_names(console: Console) -> None:
     table = Table("workload", "lines", title="Workloads", title_justify="left")
     for name in names():
         lines = [f"{workload.detail}/{workload.dtype}" for workload in WORKLOADS if workload.name == name]
-        table.add_row(name, ", ".join(lines))
+        table.add_row(f"{name} *" if name in LONG else name, ", ".join(lines))
     console.print(table)
+    console.print("* takes minutes: run where it is named, or with --out", highlight=False)
     peers = Table("peer", "package", "installed", title="Peers", title_justify="left")
     for peer in PEERS.values():
         peers.add_row(peer.name, peer.package, peer.version() or "not installed")

@@ -6,11 +6,17 @@
 The bandwidth is that of reading the workload's own keys and values, on the pages where they stand, in the part of the
 memory that the caches hold or do not hold. The peak is that of the instruction set in use: the better of the fused
 multiply-add and, for bfloat16, the bfloat16 dot product. Each of these is measured in two unrolls, which must agree.
+
+A limit is measured as a contender is. Its sample in a round lasts about as long as our call beside it (at most
+MOST_SECONDS in each loop) and counts all of that time, so that a machine whose neighbours take cycles takes them from
+both alike; the figure is the median over the rounds. The most that the machine does between two interruptions, which
+no call of that length can reach, is what `softlookup.machine` tells.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +25,10 @@ from numpy.typing import NDArray
 from softlookup import _limits
 from softlookup._limits import Loop
 from softlookup._machine_parts import AGREEMENT, spread
-from softlookup.bench.workloads import Inputs
+from softlookup.bench.workloads import Workload
 
-PROBE_SECONDS = 4e-3  # in each of the two unrolls
-READ_SECONDS = 1e-2
+LEAST_SECONDS = 5e-3
+MOST_SECONDS = 0.1
 
 Pair = tuple[float, float]
 
@@ -34,10 +40,11 @@ def _words(array: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 class LimitSampler:
-    """Seconds that the workload takes at the limits, measured anew by every call."""
+    """Seconds that a lookup takes at the limits, measured anew by every call; `arrays` are the keys and values read."""
 
-    def __init__(self, inputs: Inputs, isa: str, threads: int) -> None:
-        self._workload = workload = inputs.workload
+    def __init__(self, workload: Workload, arrays: Sequence[NDArray[Any]], isa: str, threads: int) -> None:
+        self.seconds = LEAST_SECONDS
+        self._workload = workload
         self._isa = isa
         self._threads = threads
         self._measured: dict[str, list[Pair]] = {}
@@ -49,7 +56,11 @@ class LimitSampler:
         self._exponential = loops[f"exp_{wide}"]
         self._streams: list[tuple[NDArray[np.uint32], int]] = []
         if workload.kind == "decode":
-            self._streams = [(words, _limits.total_of(words)) for words in map(_words, (inputs.k, inputs.v))]
+            self._streams = [(words, _limits.total_of(words)) for words in map(_words, arrays)]
+
+    def last(self, seconds: float) -> None:
+        """Make a sample as long as the call that it is set beside."""
+        self.seconds = min(max(seconds, LEAST_SECONDS), MOST_SECONDS)
 
     def __call__(self) -> float:
         workload = self._workload
@@ -71,7 +82,7 @@ class LimitSampler:
         return [f"{name}: two unrolls differ by {gap:.0%}" for name, gap in gaps.items() if gap > AGREEMENT]
 
     def _rate(self, name: str, loops: tuple[Loop, Loop]) -> float:
-        first, second = (_limits.loop_rate(loop, self._threads, PROBE_SECONDS) / 1e9 for loop in loops)
+        first, second = (_limits.lasting_loop_rate(loop, self._threads, self.seconds) / 1e9 for loop in loops)
         return self._kept(name, (first, second))
 
     def _bandwidth(self) -> float:
@@ -81,9 +92,10 @@ class LimitSampler:
         return self._kept("read_gbs", (first, second))
 
     def _read_seconds(self, which: int) -> list[float]:
-        share = READ_SECONDS / len(self._streams)
+        share = self.seconds / len(self._streams)
         return [
-            words.nbytes / _limits.read_rate(words, self._threads, share, isa=self._isa, which=which, total=total)
+            words.nbytes
+            / _limits.lasting_read_rate(words, self._threads, share, isa=self._isa, which=which, total=total)
             for words, total in self._streams
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,10 @@ from softlookup.bench.answers import TOLERANCES, difference, difference_from_flo
 from softlookup.bench.limit import LimitSampler
 from softlookup.bench.memory import extra_bytes
 from softlookup.bench.peers import OURS, PEERS, SOFTLOOKUP, Answers, Missing, Peer, Prepared
-from softlookup.bench.rows import LIMIT, UNITS, Row
+from softlookup.bench.rows import LIMIT, UNITS, Row, ratio
 from softlookup.bench.timing import CallSampler, Sampler, interleave
 from softlookup.bench.workloads import Inputs, Workload
+from softlookup.demo.problem import DemoProblem
 
 Tell = Callable[[str], None]
 
@@ -50,13 +51,15 @@ def run_workload(workload: Workload, options: Options, tell: Tell) -> list[Row]:
     if workload.kind == "memory":
         tell(f"{workload.label}: in a process of its own")
         return [_memory_row(workload, options)]
+    if workload.kind == "model":
+        return _model_rows(workload, options, tell)
     try:
         inputs = Inputs.of(workload)
     except ImportError:
         return [_row(workload, OURS, missing="bfloat16 arrays need ml_dtypes: pip install 'softlookup[bench]'")]
     with ExitStack() as stack:
         stack.enter_context(forced_isa(options.isa))
-        limit = LimitSampler(inputs, options.isa, options.threads)
+        limit = LimitSampler(workload, (inputs.k, inputs.v), options.isa, options.threads)
         ready: dict[str, Contender] = {}
         absent: dict[str, str] = {}
         contenders = options.contenders(workload)
@@ -67,6 +70,8 @@ def run_workload(workload: Workload, options: Options, tell: Tell) -> list[Row]:
             except Missing as reason:
                 absent[peer.name] = str(reason)
         tell(f"{workload.label}: timing {', '.join(ready)}")
+        if OURS in ready:
+            limit.last(ready[OURS].sampler.bunch_seconds())
         samplers: dict[str, Sampler] = {LIMIT: limit} if workload.kind != "call" else {}
         samplers |= {name: contender.sampler for name, contender in ready.items()}
         samples = interleave(samplers, options.rounds, options.seconds)
@@ -123,8 +128,8 @@ def _timed_row(inputs: Inputs, name: str, ready: dict[str, Contender], samples: 
         samples_seconds=tuple(own),
         rate=_rate(workload, seconds, contender.prepared.cache_bytes),
         unit=UNITS[workload.kind],
-        ours_is_faster=_ratio(own, samples[OURS]) if OURS in samples else None,
-        share_of_limit=_ratio(samples[LIMIT], own) if LIMIT in samples else None,
+        ours_is_faster=ratio(own, samples[OURS]) if OURS in samples else None,
+        share_of_limit=ratio(samples[LIMIT], own) if LIMIT in samples else None,
         difference=gap,
         difference_from_ours=from_ours,
         agrees=None if gap is None else gap <= TOLERANCES[workload.dtype],
@@ -141,10 +146,21 @@ def _limit_row(workload: Workload, limit: LimitSampler, samples: dict[str, list[
         samples_seconds=tuple(samples[LIMIT]),
         rate=_rate(workload, seconds, workload.cache_bytes),
         unit=UNITS[workload.kind],
-        ours_is_faster=_ratio(samples[LIMIT], samples[OURS]) if OURS in samples else None,
+        ours_is_faster=ratio(samples[LIMIT], samples[OURS]) if OURS in samples else None,
         limits=limit.medians(),
         note="; ".join(limit.doubts()),
     )
+
+
+def _model_rows(workload: Workload, options: Options, tell: Tell) -> list[Row]:
+    try:
+        from softlookup.bench.model.run import run_model
+    except ModuleNotFoundError as problem:
+        return [_row(workload, OURS, missing=f"{problem.name} is not installed: pip install 'softlookup[bench]'")]
+    try:
+        return run_model(workload, options, tell)
+    except DemoProblem as problem:
+        return [_row(workload, OURS, missing=str(problem))]
 
 
 def _memory_row(workload: Workload, options: Options) -> Row:
@@ -161,8 +177,3 @@ def _rate(workload: Workload, seconds: float, cache_bytes: int) -> float:
     if workload.kind == "decode":
         return cache_bytes / seconds / 1e9
     return seconds * 1e6 if workload.kind == "call" else workload.operations / seconds / 1e9
-
-
-def _ratio(times: Sequence[float], of: Sequence[float]) -> float:
-    """Median over the rounds of the ratio within each."""
-    return statistics.median(one / other for one, other in zip(times, of, strict=False))

@@ -1,4 +1,4 @@
-"""The report as a table: on a terminal (rich) and as Markdown."""
+"""The report as tables on a terminal (rich), and the texts of their cells."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from softlookup.bench.growth import EXPONENT_TOLERANCE
 from softlookup.bench.peers import OURS
-from softlookup.bench.rows import LIMIT
+from softlookup.bench.rows import is_limit
 from softlookup.bench.workloads import SWEEPS
 
 HEADERS = ("contender", "time", "rate", "ours faster", "of limit", "difference")
@@ -45,7 +46,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 def sections(rows: Rows) -> list[tuple[str, Rows]]:
     """The rows of each workload, or of each type of a sweep, under its label."""
-    return [(label, list(group)) for label, group in itertools.groupby(rows, _section)]
+    return [(label, list(group)) for label, group in itertools.groupby(rows, section_of)]
 
 
 def remarks(rows: Rows) -> list[str]:
@@ -55,8 +56,10 @@ def remarks(rows: Rows) -> list[str]:
         texts = [row["missing"]] if row["missing"] else []
         if row["limits"]:
             texts.append(_limits(row["limits"]))
-        if row["contender"] == LIMIT and row["note"]:
+        if is_limit(row["contender"]) and row["note"]:
             texts.append(row["note"])
+        if row["same_tokens"] is not None:
+            texts.append("{} of {} tokens the same".format(*row["same_tokens"]))
         if row["agrees"] is False:
             texts.append(DISAGREES)
         if row["difference"] != row["difference_from_ours"] and row["difference_from_ours"] is not None:
@@ -64,21 +67,18 @@ def remarks(rows: Rows) -> list[str]:
         if row["extra_bytes"] is not None:
             texts.append(row["note"])
         if texts:
-            found.append(f"{_name(row)}: {', '.join(texts)}")
+            found.append(f"{name_of(row)}: {', '.join(texts)}")
     return found
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """A page with the same table."""
-    lines = [f"# {headline(report)}", "", _versions(report), "", *report["doubts"]]
-    lines += ["| workload | " + " | ".join(HEADERS) + " | |", "|---|---|" + "---:|" * (len(HEADERS) - 1) + "---|"]
-    for label, rows in sections(report["rows"]):
-        for row in rows:
-            told = "".join(remarks([row])).removeprefix(f"{_name(row)}: ")
-            cells = (label, _name(row), *([""] * 5)) if row["missing"] else (label, *cells_of(row))
-            lines.append("| " + " | ".join((*cells, told)) + " |")
-    growth = growth_lines(report["growths"])
-    return "\n".join([*lines, *([""] + [f"- {line}" for line in growth] if growth else [])]) + "\n"
+def section_of(row: dict[str, Any]) -> str:
+    """The label of a row's workload, or of the type of a sweep."""
+    return f"{row['workload']}/{row['dtype']}" if row["workload"] in SWEEPS else _label(row)
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """The contender; in a sweep with the size before it."""
+    return f"{row['detail']} {row['contender']}" if row["workload"] in SWEEPS else str(row["contender"])
 
 
 def headline(report: dict[str, Any]) -> str:
@@ -94,10 +94,10 @@ def headline(report: dict[str, Any]) -> str:
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     """One text a column, of a row that is not missing."""
     if row["extra_bytes"] is not None:
-        return (_name(row), "", f"{row['extra_bytes'] / 2**20:.1f} MiB", "", "", "")
-    silent = row["contender"] in (OURS, LIMIT) or row["ours_is_faster"] is None
+        return (name_of(row), "", f"{row['extra_bytes'] / 2**20:.1f} MiB", "", "", "")
+    silent = row["contender"] == OURS or is_limit(row["contender"]) or row["ours_is_faster"] is None
     return (
-        _name(row),
+        name_of(row),
         _time(row["seconds"]),
         "" if row["unit"] == "us" else f"{row['rate']:.4g} {row['unit']}",
         "" if silent else f"{row['ours_is_faster']:.2f}x",
@@ -109,10 +109,22 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
 def growth_lines(growths: Iterable[dict[str, Any]]) -> list[str]:
     """One line a fit."""
     return [
-        f"{growth['contender']}, {growth['workload']}: {growth['quantity'].replace('_', ' ')} grow as "
-        f"N^{growth['exponent']:.2f} from N = {growth['sizes'][0]} to {growth['sizes'][-1]}"
-        for growth in growths
+        f"{contender}, {what} as N^{exponent} from N = {first} to {last}; expected {expected}, {verdict}"
+        for what, contender, first, last, exponent, expected, verdict in map(growth_cells, growths)
     ]
+
+
+def growth_cells(growth: dict[str, Any]) -> tuple[str, ...]:
+    """What grows, of whom, from and to which N, the exponent, the one expected, and whether it is that."""
+    return (
+        f"{growth['workload']}, {growth['quantity'].replace('_', ' ')}",
+        growth["contender"],
+        str(growth["sizes"][0]),
+        str(growth["sizes"][-1]),
+        f"{growth['exponent']:.2f}",
+        f"{growth['expected']:.1f} ± {EXPONENT_TOLERANCE}",
+        "as expected" if abs(growth["exponent"] - growth["expected"]) <= EXPONENT_TOLERANCE else "not as expected",
+    )
 
 
 def wrong_answers(rows: Rows) -> list[str]:
@@ -120,28 +132,21 @@ def wrong_answers(rows: Rows) -> list[str]:
     return [f"{row['contender']} in {_label(row)}" for row in rows if row["agrees"] is False]
 
 
-def _versions(report: dict[str, Any]) -> str:
-    peers = ", ".join(f"{name} {found or 'not installed'}" for name, found in report["peers"].items())
-    return f"Python {report['python']}, {report['system']}; {report['softlookup']['compiler']}; {peers or 'no peers'}."
-
-
 def _label(row: dict[str, Any]) -> str:
     return f"{row['workload']}/{row['detail']}/{row['dtype']}"
 
 
-def _section(row: dict[str, Any]) -> str:
-    return f"{row['workload']}/{row['dtype']}" if row["workload"] in SWEEPS else _label(row)
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"{row['detail']} {row['contender']}" if row["workload"] in SWEEPS else str(row["contender"])
-
-
 def _limits(limits: dict[str, float]) -> str:
     units = {"gflops": "GFLOP/s", "gbs": "GB/s", "gscores": "Gscores/s"}
-    parts = (name.rpartition("_") for name in limits)
-    return ", ".join(f"{what} {limits[f'{what}_{unit}']:.3g} {units[unit]}" for what, _, unit in parts)
+    texts = []
+    for name, value in limits.items():
+        what, _, unit = name.rpartition("_")
+        amount = _time(value) if unit == "seconds" else f"{value:.3g} {units[unit]}"
+        texts.append(f"{what.replace('_', ' ')} {amount}")
+    return ", ".join(texts)
 
 
 def _time(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:.2f} s"
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

