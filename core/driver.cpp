@@ -16,7 +16,7 @@
 namespace softlookup {
 namespace {
 
-constexpr int64_t most_rows = 768;  // a packed tile of keys serves this many rows: packing costs about 1 %
+constexpr int64_t most_rows = 768;  // a packed block of keys serves this many rows: packing costs a few percent
 constexpr int64_t least_rows = 96;  // below, packing would show
 constexpr int64_t items_a_thread = 4;
 
