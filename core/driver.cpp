@@ -20,6 +20,12 @@ constexpr int64_t most_rows = 768;  // a packed block of keys serves this many r
 constexpr int64_t least_rows = 96;  // below, packing would show
 constexpr int64_t items_a_thread = 4;
 
+// A thread has to be waited for, and woken if it sleeps: each is given no less work than this, in products. Reading a
+// number of K or V counts as some products of it.
+constexpr double least_products = 1 << 17;
+constexpr double least_products_to_wake = 1 << 19;
+constexpr int64_t products_a_read = 4;
+
 // Memory that a thread keeps between calls.
 struct Arena {
   char* memory = nullptr;
@@ -74,6 +80,21 @@ class Lease {
   char* memory_ = nullptr;
 };
 
+bool is_empty(const Problem& problem) {
+  return problem.batch == 0 || problem.query_heads == 0 || problem.output_rows == 0;
+}
+
+// How many of the threads have enough to do, whatever the mask hides. The schedule never shows in the bits.
+int useful_threads(const Problem& problem, int threads) {
+  const double numbers = static_cast<double>(problem.batch) * static_cast<double>(problem.key_heads) *
+                         static_cast<double>(problem.keys) * static_cast<double>(problem.width + problem.value_width);
+  const int64_t group = problem.query_heads / problem.key_heads;
+  const double products = numbers * static_cast<double>(products_a_read + group * problem.output_rows);
+  if (threads == 1 || products < 2 * least_products) return 1;
+  const double least = team_stays_awake() ? least_products : least_products_to_wake;
+  return static_cast<int>(std::clamp(products / least, 1.0, static_cast<double>(threads)));
+}
+
 struct Plan {
   const Problem& problem;
   const Arithmetic& kernels;
@@ -86,7 +107,7 @@ struct Plan {
   std::atomic<bool> out_of_memory{false};
 
   Plan(const Problem& problem_, const Arithmetic& kernels_, int threads_)
-      : problem(problem_), kernels(kernels_), threads(threads_) {
+      : problem(problem_), kernels(kernels_), threads(useful_threads(problem_, threads_)) {
     const int64_t group = problem.query_heads / problem.key_heads;
     const int64_t heads = problem.batch * problem.key_heads;
     int64_t rows = most_rows;
@@ -193,19 +214,19 @@ void attend_split(Plan& plan, int64_t window) {
 }  // namespace
 
 void attend(const Problem& problem, const Kernels& kernels, Type type, int threads) {
-  if (problem.batch == 0 || problem.key_heads == 0 || problem.output_rows == 0) return;
+  if (is_empty(problem)) return;
   Plan plan(problem, *kernels.arithmetic[static_cast<int>(type)], threads);
   const int64_t blocks = (problem.keys + block_keys - 1) / block_keys;
-  if (threads == 1 || blocks <= 1 || plan.items >= items_a_thread * threads) {
+  if (plan.threads == 1 || blocks <= 1 || plan.items >= items_a_thread * plan.threads) {
     attend_items(plan);
   } else {
-    const int64_t window = (2 * items_a_thread * threads + plan.items - 1) / plan.items;
+    const int64_t window = (2 * items_a_thread * plan.threads + plan.items - 1) / plan.items;
     attend_split(plan, std::min(window, blocks + 1));
   }
 }
 
 void scores(const Problem& problem, const Kernels& kernels, Type type, int threads) {
-  if (problem.batch == 0 || problem.key_heads == 0 || problem.output_rows == 0 || problem.keys == 0) return;
+  if (is_empty(problem) || problem.keys == 0) return;
   Plan plan(problem, *kernels.arithmetic[static_cast<int>(type)], threads);
   const auto floor_block = [](int64_t position) { return position / block_keys - (position % block_keys < 0 ? 1 : 0); };
   const BlockRange blocks = {floor_block(problem.key_start), floor_block(problem.key_start + problem.keys - 1) + 1};
@@ -214,7 +235,8 @@ void scores(const Problem& problem, const Kernels& kernels, Type type, int threa
 }
 
 void differentiate(const Problem& problem, Gradients gradients, const Kernels& kernels, Type type, int threads) {
-  if (problem.batch == 0 || problem.key_heads == 0 || problem.queries == 0 || problem.keys == 0) return;
+  if (is_empty(problem) || problem.keys == 0) return;
+  threads = useful_threads(problem, threads);
   const Arithmetic& arithmetic = *kernels.arithmetic[static_cast<int>(type)];
   const int64_t heads = problem.batch * problem.key_heads;
   const int64_t tile_queries = arithmetic.gradient_queries(problem);

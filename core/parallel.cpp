@@ -49,16 +49,21 @@ class Pool {
       helpers = grow(helpers);
       job_ = &job;
       wanted_ = helpers;
-      running_ = helpers;
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     work(job);
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
+    job_ = nullptr;  // who wakes up too late finds nothing, and is not waited for
+    lock.unlock();
+    for (int i = 0; i < spins && running_.load(std::memory_order_acquire) != 0; ++i) pause();
+    lock.lock();
+    done_.wait(lock, [this] { return running_.load() == 0; });
   }
 
  private:
+  static constexpr int spins = 500;  // some tens of microseconds: the gap between two layers of a small model
+
   // As many workers as the system gives, up to what is wanted.
   int grow(int helpers) {
     while (workers_ < helpers) {
@@ -73,18 +78,18 @@ class Pool {
   }
 
   void serve(int number, uint64_t seen) {
-    constexpr int spins = 500;  // some tens of microseconds: the gap between two layers of a small model
     for (;;) {
       for (int i = 0; i < spins && generation_.load(std::memory_order_acquire) == seen; ++i) pause();
       std::unique_lock<std::mutex> lock(mutex_);
       wake_.wait(lock, [this, seen] { return generation_.load() != seen; });
       seen = generation_.load();
-      if (number >= wanted_) continue;
+      if (number >= wanted_ || !job_) continue;
       Job& job = *job_;
+      running_.fetch_add(1);
       lock.unlock();
       work(job);
       lock.lock();
-      if (--running_ == 0) done_.notify_one();
+      if (running_.fetch_sub(1, std::memory_order_release) == 1) done_.notify_one();
     }
   }
 
@@ -94,7 +99,7 @@ class Pool {
   std::atomic<uint64_t> generation_{0};
   Job* job_ = nullptr;
   int wanted_ = 0;
-  int running_ = 0;
+  std::atomic<int> running_{0};  // helpers at work; changed under the lock only
   int workers_ = 0;
 };
 
@@ -151,6 +156,8 @@ void parallel_for(int64_t count, int threads, void (*body)(void* context, int64_
 }
 
 void watch_forks() { threads_of_process(); }
+
+bool team_stays_awake() { return openmp_parallel() != nullptr; }
 
 const char* thread_backend() { return openmp_parallel() ? "openmp" : "pool"; }
 

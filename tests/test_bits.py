@@ -179,7 +179,7 @@ def test_hidden_keys_dropped_from_the_front(queries: int, type_name: str, isa: s
 
 
 def test_one_long_row_split_over_threads(type_name: str, isa: str) -> None:
-    q, k, v = arrays(Shape(3, 5000, key_width=16, value_width=24), type_name)
+    q, k, v = arrays(Shape(3, 5000, key_width=64, value_width=72), type_name)
     with on(isa):
         sequential = run(q, k, v, q_start=0, threads=1)
         for threads in (2, 3, 4):

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, get_ident
 
 import numpy as np
 import pytest
@@ -130,6 +130,20 @@ def test_predicates_run_under_concurrent_callers() -> None:
         jobs = [pool.submit(sl.attention, q, k, v, mask=mask, q_start=140, threads=2) for _ in range(16)]
         for job in jobs:
             np.testing.assert_array_equal(job.result(timeout=120), expected)
+
+
+@pytest.mark.parametrize(("keys", "is_small"), [(16, True), (40_000, False)])
+def test_a_call_is_given_no_more_threads_than_it_has_work_for(keys: int, is_small: bool) -> None:
+    q, k, v = arrays(Shape(4, keys, heads=2, key_heads=2), "float32")
+    callers = set()
+
+    def told(b: object, h: object, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        callers.add(get_ident())
+        return i >= 0 * j
+
+    for _ in range(1 if is_small else 20):
+        sl.attention(q, k, v, mask=sl.Predicate(told), q_start=0, threads=2)
+    assert (callers == {get_ident()}) == is_small
 
 
 @pytest.mark.parametrize("threads", [1, 2])
