@@ -1,7 +1,6 @@
 // The module softlookup._core. Python has checked every argument before; here they are only read. Arrays come through
 // the buffer protocol, so that read-only arrays and any strides pass without a copy.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,12 +10,12 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "buffer.h"
 #include "dispatch.h"
 #include "driver.h"
 #include "parallel.h"
@@ -26,41 +25,10 @@ using namespace softlookup;
 
 namespace softlookup {
 void bind_limits(nb::module_& module);
-}
+void bind_statistics(nb::module_& module);
+}  // namespace softlookup
 
 namespace {
-
-class Buffer {
- public:
-  explicit Buffer(nb::handle array, int flags = PyBUF_STRIDES) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) throw nb::python_error();
-  }
-  ~Buffer() { PyBuffer_Release(&view_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  int axes() const { return view_.ndim; }
-  int64_t shape(int axis) const { return view_.shape[axis < 0 ? axis + view_.ndim : axis]; }
-  int64_t stride(int axis) const { return view_.strides[axis < 0 ? axis + view_.ndim : axis]; }
-  template <class T>
-  T* data() const {
-    return static_cast<T*>(view_.buf);
-  }
-
-  Tensor tensor(Type type) const {
-    Tensor tensor;
-    tensor.data = data<char>();
-    tensor.type = type;
-    tensor.column = stride(-1);
-    tensor.row = stride(-2);
-    tensor.head = stride(-3);
-    for (int axis = 0; axis < axes() - 3; ++axis) tensor.leading[axis] = stride(axis);
-    return tensor;
-  }
-
- private:
-  Py_buffer view_;
-};
 
 // What a run needs beside the problem: open buffers, the mask's steps, the predicates and what they raised.
 struct Call {
@@ -68,6 +36,7 @@ struct Call {
   std::deque<Buffer> buffers;
   std::vector<MaskNode> mask;
   std::vector<nb::object> predicates;
+  int64_t query_start = 0;  // where it is one number for all
   std::atomic<bool> stopped{false};
   std::mutex mutex;
   std::exception_ptr error;
@@ -84,6 +53,9 @@ struct Call {
   const Buffer& open(nb::handle array, int flags = PyBUF_STRIDES) {
     buffers.emplace_back(array, flags);
     return buffers.back();
+  }
+  Tensor tensor(nb::handle array, Type type, int flags = PyBUF_STRIDES) {
+    return open(array, flags).tensor(type, problem.leading_axes);
   }
 };
 
@@ -141,8 +113,12 @@ int64_t limit(nb::handle value) { return value.is_none() ? unlimited : std::min(
 const int64_t* per_item(Call& call, nb::handle array, int64_t& step) {
   if (array.is_none()) return nullptr;
   const Buffer& buffer = call.open(array);
-  step = buffer.shape(0) == 1 ? 0 : 1;
+  step = buffer.size(-1) == 1 ? 0 : 1;
   return buffer.data<const int64_t>();
+}
+
+const double* doubles(Call& call, nb::handle array) {
+  return array.is_none() ? nullptr : call.open(array).data<const double>();
 }
 
 MaskNode mask_node(Call& call, const nb::tuple& step) {
@@ -159,7 +135,7 @@ MaskNode mask_node(Call& call, const nb::tuple& step) {
     node.padded_left = nb::cast<std::string>(step[3]) == "left";
   } else if (kind == "dense") {
     node.kind = MaskKind::dense;
-    node.dense = call.open(step[1]).tensor(Type::float32);
+    node.dense = call.tensor(step[1], Type::float32);
   } else if (kind == "predicate") {
     node.kind = MaskKind::predicate;
     node.predicate = static_cast<int>(call.predicates.size());
@@ -185,34 +161,47 @@ void read_mask(Call& call, nb::handle mask) {
   call.problem.predicates = static_cast<int>(call.predicates.size());
 }
 
-// What `attend` and `scores` have in common.
-void read_problem(Call& call, nb::handle q, nb::handle k, nb::handle out, Type type, Type out_type, double scale,
-                  double softcap, nb::handle bias, Type bias_type, nb::handle q_start, int64_t k_start,
-                  nb::handle mask) {
+// `Scoring` of softlookup._scoring: its fields in their order.
+void read_scoring(Call& call, const nb::tuple& scoring) {
   Problem& problem = call.problem;
-  const Buffer& query = call.open(q);
-  const Buffer& key = call.open(k);
-  const Buffer& output = call.open(out, PyBUF_STRIDES | PyBUF_WRITABLE);
-  problem.leading_axes = query.axes() - 3;
-  for (int axis = 0; axis < problem.leading_axes; ++axis) {
-    problem.leading_shape[axis] = query.shape(axis);
-    problem.batch *= query.shape(axis);
+  problem.scale = nb::cast<double>(scoring[0]);
+  problem.softcap = nb::cast<double>(scoring[1]);
+  const nb::object bias = scoring[2];
+  if (!bias.is_none()) problem.bias = call.tensor(bias, static_cast<Type>(nb::cast<int>(scoring[3])));
+  problem.sinks = doubles(call, scoring[4]);
+  const nb::object start = scoring[5];
+  if (PyLong_Check(start.ptr())) {
+    call.query_start = nb::cast<int64_t>(start);
+    problem.query_start = &call.query_start;
+  } else {
+    problem.query_start = per_item(call, start, problem.query_start_step);
   }
-  problem.query_heads = query.shape(-3);
-  problem.key_heads = key.shape(-3);
-  problem.queries = query.shape(-2);
-  problem.keys = key.shape(-2);
-  problem.width = query.shape(-1);
-  problem.output_rows = output.shape(-2);
-  problem.query = query.tensor(type);
-  problem.key = key.tensor(type);
-  problem.out = output.tensor(out_type);
-  problem.scale = scale;
-  problem.softcap = softcap;
-  if (!bias.is_none()) problem.bias = call.open(bias).tensor(bias_type);
-  problem.query_start = per_item(call, q_start, problem.query_start_step);
-  problem.key_start = k_start;
-  read_mask(call, mask);
+  problem.key_start = nb::cast<int64_t>(scoring[6]);
+  read_mask(call, scoring[7]);
+}
+
+// What all functions have in common. `out` has all leading axes; what other arrays lack is broadcast.
+void read_problem(Call& call, nb::handle q, nb::handle k, nb::handle out, Type type, Type out_type,
+                  const nb::tuple& scoring) {
+  Problem& problem = call.problem;
+  const Buffer& output = call.open(out, PyBUF_STRIDES | PyBUF_WRITABLE);
+  problem.leading_axes = std::max(0, output.axes() - 3);
+  for (int axis = 0; axis < problem.leading_axes; ++axis) {
+    problem.leading_shape[axis] = output.size(axis - output.axes());
+    problem.batch *= problem.leading_shape[axis];
+  }
+  problem.output_rows = output.size(-2);
+  problem.out = output.tensor(out_type, problem.leading_axes);
+  const Buffer& query = call.open(q);
+  problem.query_heads = query.size(-3);
+  problem.queries = query.size(-2);
+  problem.width = query.size(-1);
+  problem.query = query.tensor(type, problem.leading_axes);
+  const Buffer& key = call.open(k);
+  problem.key_heads = key.size(-3);
+  problem.keys = key.size(-2);
+  problem.key = key.tensor(type, problem.leading_axes);
+  read_scoring(call, scoring);
   problem.predicate = predicate;
   problem.context = &call;
   problem.stopped = stopped;
@@ -220,51 +209,41 @@ void read_problem(Call& call, nb::handle q, nb::handle k, nb::handle out, Type t
 
 void read_values(Call& call, nb::handle v, Type type) {
   const Buffer& value = call.open(v);
-  call.problem.value = value.tensor(type);
-  call.problem.value_width = value.shape(-1);
-}
-
-const double* doubles(Call& call, nb::handle array) {
-  return array.is_none() ? nullptr : call.open(array).data<const double>();
+  call.problem.value = value.tensor(type, call.problem.leading_axes);
+  call.problem.value_width = value.size(-1);
 }
 
 template <class Function>
-void run(Call& call, const std::optional<std::string>& isa, int type, int threads, Function function) {
-  const Kernels& kernels = kernels_named(isa.value_or(""));
+void run(Call& call, nb::handle isa, Type type, int threads, Function function) {
+  const Kernels& kernels = kernels_named(isa.is_none() ? std::string() : nb::cast<std::string>(isa));
   {
     const nb::gil_scoped_release released;
-    function(call.problem, kernels, static_cast<Type>(type), threads);
+    function(call.problem, kernels, type, threads);
   }
   if (call.error) std::rethrow_exception(call.error);
 }
 
-void attend_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, int type, int out_type, double scale,
-                   double softcap, nb::handle bias, int bias_type, nb::handle sinks, nb::handle q_start,
-                   int64_t k_start, nb::handle mask, nb::handle moments, int threads,
-                   const std::optional<std::string>& isa) {
+void attend_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, int type, int out_type,
+                   const nb::tuple& scoring, nb::handle moments, int threads, nb::handle isa) {
   Call call;
-  read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scale, softcap, bias,
-               static_cast<Type>(bias_type), q_start, k_start, mask);
+  read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scoring);
   read_values(call, v, static_cast<Type>(type));
-  call.problem.sinks = doubles(call, sinks);
   if (!moments.is_none()) call.problem.moments = call.open(moments, PyBUF_STRIDES | PyBUF_WRITABLE).data<double>();
-  run(call, isa, type, threads, attend);
+  run(call, isa, static_cast<Type>(type), threads, attend);
 }
 
-void score_arrays(nb::handle q, nb::handle k, nb::handle out, int type, double scale, double softcap, nb::handle bias,
-                  int bias_type, nb::handle q_start, int64_t k_start, nb::handle mask, nb::handle rows,
-                  int64_t head_offset, int threads, const std::optional<std::string>& isa) {
+void score_arrays(nb::handle q, nb::handle k, nb::handle out, int type, const nb::tuple& scoring, nb::handle rows,
+                  int64_t head_offset, int threads, nb::handle isa) {
   Call call;
   const Type out_type = static_cast<Type>(type) == Type::float64 ? Type::float64 : Type::float32;
-  read_problem(call, q, k, out, static_cast<Type>(type), out_type, scale, softcap, bias, static_cast<Type>(bias_type),
-               q_start, k_start, mask);
-  if (!rows.is_none()) call.problem.rows = call.open(rows).data<const int64_t>();
+  read_problem(call, q, k, out, static_cast<Type>(type), out_type, scoring);
+  call.problem.rows = call.open(rows).data<const int64_t>();
   call.problem.head_offset = head_offset;
-  run(call, isa, type, threads, scores);
+  run(call, isa, static_cast<Type>(type), threads, scores);
 }
 
 Tensor gradient(Call& call, nb::handle array, int type) {
-  return array.is_none() ? Tensor() : call.open(array, PyBUF_STRIDES | PyBUF_WRITABLE).tensor(static_cast<Type>(type));
+  return array.is_none() ? Tensor() : call.tensor(array, static_cast<Type>(type), PyBUF_STRIDES | PyBUF_WRITABLE);
 }
 
 // Whether several heads or batch items of the run add to one number.
@@ -277,17 +256,15 @@ bool is_shared(const Problem& problem, const Tensor& bias) {
 }
 
 void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle dout, nb::handle top,
-                          nb::handle share, int type, int out_type, int dout_type, int gradient_type, nb::handle dlse,
-                          nb::handle delta, nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, double scale,
-                          double softcap, nb::handle bias, int bias_type, nb::handle q_start, int64_t k_start,
-                          nb::handle mask, int threads, const std::optional<std::string>& isa) {
+                          nb::handle share, int type, int out_type, int dout_type, int gradient_type,
+                          const nb::tuple& scoring, nb::handle dlse, nb::handle delta, nb::handle dq, nb::handle dk,
+                          nb::handle dv, nb::handle dbias, int threads, nb::handle isa) {
   Call call;
-  read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scale, softcap, bias,
-               static_cast<Type>(bias_type), q_start, k_start, mask);
+  read_problem(call, q, k, out, static_cast<Type>(type), static_cast<Type>(out_type), scoring);
   read_values(call, v, static_cast<Type>(type));
   Gradients gradients;
   gradients.output = call.problem.out;
-  gradients.output_slope = call.open(dout).tensor(static_cast<Type>(dout_type));
+  gradients.output_slope = call.tensor(dout, static_cast<Type>(dout_type));
   gradients.top = doubles(call, top);
   gradients.share = doubles(call, share);
   gradients.lse_slope = doubles(call, dlse);
@@ -297,9 +274,10 @@ void differentiate_arrays(nb::handle q, nb::handle k, nb::handle v, nb::handle o
   gradients.value = gradient(call, dv, gradient_type);
   gradients.bias = gradient(call, dbias, static_cast<int>(type == 1 ? Type::float64 : Type::float32));
   gradients.bias_is_shared = is_shared(call.problem, gradients.bias);
-  run(call, isa, type, threads, [&](const Problem& problem, const Kernels& kernels, Type of, int team) {
-    differentiate(problem, gradients, kernels, of, team);
-  });
+  run(call, isa, static_cast<Type>(type), threads,
+      [&](const Problem& problem, const Kernels& kernels, Type of, int team) {
+        differentiate(problem, gradients, kernels, of, team);
+      });
 }
 
 std::vector<std::string> names(const std::vector<const Kernels*>& kernels) {
@@ -316,18 +294,14 @@ NB_MODULE(_core, module) {
   module.doc() = "The compiled core of softlookup. Private: softlookup checks what it passes here.";
   module.attr("MOMENTS") = static_cast<int>(moment_count);
   module.attr("MOST_MASK_STEPS") = most_mask_nodes;
-  module.def("attend", attend_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "type"_a, "out_type"_a, nb::kw_only(), "scale"_a,
-             "softcap"_a, "bias"_a.none() = nb::none(), "bias_type"_a = 0, "sinks"_a.none() = nb::none(), "q_start"_a,
-             "k_start"_a, "mask"_a.none() = nb::none(), "moments"_a.none() = nb::none(), "threads"_a,
-             "isa"_a.none() = nb::none());
-  module.def("scores", score_arrays, "q"_a, "k"_a, "out"_a, "type"_a, nb::kw_only(), "scale"_a, "softcap"_a,
-             "bias"_a.none() = nb::none(), "bias_type"_a = 0, "q_start"_a, "k_start"_a, "mask"_a.none() = nb::none(),
-             "rows"_a.none() = nb::none(), "head_offset"_a = 0, "threads"_a, "isa"_a.none() = nb::none());
+  module.def("attend", attend_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "type"_a, "out_type"_a, "scoring"_a,
+             "moments"_a.none(), "threads"_a, "isa"_a.none());
+  module.def("scores", score_arrays, "q"_a, "k"_a, "out"_a, "type"_a, "scoring"_a, "rows"_a, "head_offset"_a,
+             "threads"_a, "isa"_a.none());
   module.def("differentiate", differentiate_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "top"_a, "share"_a,
-             "type"_a, "out_type"_a, "dout_type"_a, "gradient_type"_a, nb::kw_only(), "dlse"_a.none() = nb::none(),
-             "delta"_a, "dq"_a.none() = nb::none(), "dk"_a.none() = nb::none(), "dv"_a.none() = nb::none(),
-             "dbias"_a.none() = nb::none(), "scale"_a, "softcap"_a, "bias"_a.none() = nb::none(), "bias_type"_a = 0,
-             "q_start"_a, "k_start"_a, "mask"_a.none() = nb::none(), "threads"_a, "isa"_a.none() = nb::none());
+             "type"_a, "out_type"_a, "dout_type"_a, "gradient_type"_a, "scoring"_a, "dlse"_a.none(), "delta"_a,
+             "dq"_a.none(), "dk"_a.none(), "dv"_a.none(), "dbias"_a.none(), "threads"_a, "isa"_a.none());
+  bind_statistics(module);
   bind_limits(module);
   module.def("isas", [] { return names(usable_kernels()); });
   module.def("compiled_isas", [] { return names(compiled_kernels()); });

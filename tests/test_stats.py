@@ -11,7 +11,7 @@ import pytest
 
 import softlookup as sl
 from softlookup._attention import forced_isa
-from softlookup._stats import LIMITS, from_moments
+from softlookup._stats import from_moments
 
 NAMES = [
     *("lse", "visible", "entropy", "normalized_entropy", "max_weight", "argmax", "max_score", "sum_squares"),
@@ -137,11 +137,13 @@ def test_rounding_leaves_no_number_past_its_bounds() -> None:
         [0.0, 2.0 + 1e-7, -1e-9, -1e-9, 2.0 + 1e-7, 1.0, 0, 2, 1e-7],
     ]
     stats = stats_of(rows)
-    for name, (least, most, _) in LIMITS.items():
+    for name in ("entropy", "normalized_entropy", "max_weight", "sum_squares", "jacobian_trace", "score_variance"):
         found = getattr(stats, name)
         found = found[~np.isnan(found)]
-        assert (least <= found).all(), name
-        assert (found <= most).all(), name
+        assert (found >= 0).all(), name
+        assert (found <= 1).all() or name in ("entropy", "score_variance"), name
+    for name in ("missing_mass", "first_key_mass"):
+        assert ((getattr(stats, name) >= 0) & (getattr(stats, name) <= 1)).all(), name
     assert (stats.entropy <= np.log(stats.visible)).all()
 
 
@@ -171,6 +173,13 @@ def test_sinks_and_starts_go_to_their_own_head_and_item() -> None:
     expected = np.array([10, 20])[:, None, None] + np.arange(4) - 5.5
     np.testing.assert_array_equal(stats.distance, np.broadcast_to(expected, (2, 3, 4))[None])
     assert all(getattr(stats, name).shape == (1, 2, 3, 4) for name in NAMES)
+
+
+def test_one_start_is_an_int_or_an_array_of_it() -> None:
+    rows = [moments_of(SCORES), moments_of([0.5, 1.0])]
+    plain, as_array = (stats_of(rows, q_start=start, k_start=-2) for start in (9, np.array([9])))
+    np.testing.assert_array_equal(plain.distance, as_array.distance)
+    np.testing.assert_allclose(plain.distance[1], 9 + 1 + 2 - 1 / (1 + math.exp(-0.5)))
 
 
 @pytest.mark.parametrize(("dtype", "rest"), [("float32", "float32"), ("float64", "float64"), ("float16", "float32")])

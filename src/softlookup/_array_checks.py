@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._problems import Problems, describe
+from softlookup._scoring import Scoring
 from softlookup._types import BFLOAT16, EXPECTED, NAMES, code_of, core_view
 
 Array = NDArray[Any]
@@ -26,7 +27,8 @@ class Shapes(NamedTuple):
     """The sizes of one call.
 
     leading: axes before the heads. axes: how many axes a mask or bias may have, beside 2. single: q, k and v have 2
-    axes, one head without an axis for it. spread: some array lacks a head axis or leading axes.
+    axes, one head without an axis for it. plain: the scoring of a call without options; None where d_k = 0 leaves the
+    scale open.
     """
 
     leading: Shape
@@ -37,7 +39,7 @@ class Shapes(NamedTuple):
     width: int
     axes: tuple[int, int]
     single: bool
-    spread: bool
+    plain: Scoring | None
     rows: tuple[int, int, int]  # [B, Hq, N], B all leading axes
     scores: Shape  # [..., Hq, N, M]
     out: Shape  # [..., Hq, N, d_v], or [N, d_v] for a single head
@@ -173,24 +175,16 @@ def _sizes(q: Shape, k: Shape, v: Shape) -> Shapes | list[tuple[str, str, str, s
         width=width,
         axes=(len(q), axes),
         single=axes == 2,
-        spread=not (len(q) > 2 and len(k) > 2 and len(v) > 2 and q[:-3] == k[:-3] == v[:-3]),
+        plain=Scoring(1.0 / math.sqrt(width), placed=queries == keys) if width else None,
         rows=(math.prod(leading), heads, queries),
         scores=(*leading, heads, queries, keys),
         out=(queries, value_width) if axes == 2 else (*leading, heads, queries, value_width),
     )
 
 
-def core_inputs(sizes: Shapes, code: int, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """q, k and v with a head axis and all leading axes, as the core takes them. Never a copy."""
-    if not sizes.spread and code != BFLOAT16:
-        return q, k, v
-    leading = sizes.leading
-    return _spread(q, leading, code), _spread(k, leading, code), _spread(v, leading, code)
-
-
-def _spread(array: Array, leading: Shape, code: int) -> Array:
-    array = core_view(array[None] if array.ndim == 2 else array, code)
-    return array if array.shape[:-3] == leading else np.broadcast_to(array, leading + array.shape[-3:])
+def core_inputs(code: int, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    """q, k and v as the core takes them, which broadcasts their leading axes. Never a copy."""
+    return (q, k, v) if code != BFLOAT16 else (core_view(q, code), core_view(k, code), core_view(v, code))
 
 
 def check_out(

@@ -16,9 +16,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from softlookup import _core
 from softlookup._array_checks import Shapes, as_type, check_out, core_inputs
-from softlookup._checks import Scoring, as_threads, chosen, flag, lookup_of
+from softlookup._checks import as_threads, chosen, flag, lookup_of
 from softlookup._mask_algebra import Booleans, Mask
 from softlookup._problems import Problems
+from softlookup._scoring import Scoring
 from softlookup._stats import Conventions, Stats, from_moments
 from softlookup._threads import get_threads
 from softlookup._types import NAMES, core_view, dtype_of, statistics_dtype
@@ -167,10 +168,7 @@ def attention(
     array([[0.05882, 0.05882, 0.89495]], dtype=float32)
     """
     problems = Problems("attention")
-    code, sizes, scoring = lookup_of(
-        problems, q, k, v,
-        mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, q_start=q_start, k_start=k_start,
-    )  # fmt: skip
+    code, sizes, scoring = lookup_of(problems, q, k, v, mask, bias, scale, softcap, sinks, q_start, k_start)
     out_code = code if out_dtype is None else as_type(problems, out_dtype)
     if out is not None:
         check_out(problems, out, out_code, sizes, (q, k, v, bias, sinks, mask))
@@ -183,18 +181,7 @@ def attention(
     # What the user asked to fill is not left half written by a function of theirs that raises.
     result = np.empty(sizes.out, dtype_of(out_code)) if out is None or scoring.may_fail else out
     moments = np.empty((*sizes.rows, _core.MOMENTS)) if stats else None
-    if sizes.rows[0] and sizes.rows[1] and sizes.rows[2]:
-        _core.attend(
-            *core_inputs(sizes, code, q, k, v),
-            core_view(result[None] if sizes.single else result, out_code),
-            code,
-            out_code,
-            sinks=scoring.sinks,
-            moments=moments,
-            threads=workers,
-            isa=_isa.get(),
-            **scoring.arguments(sizes),
-        )
+    attend(code, scoring, (q, k, v), result, out_code, moments, workers)
     if out is not None and out is not result:
         out[...] = result
         result = out
@@ -203,10 +190,24 @@ def attention(
     return result, statistics_of(moments, scoring, sizes, code, current_isa())
 
 
+def attend(
+    code: int,
+    scoring: Scoring,
+    arrays: tuple[Array, Array, Array],
+    out: Array,
+    out_code: int,
+    moments: NDArray[np.float64] | None,
+    threads: int,
+) -> None:
+    """Fill the output, and the moments of its rows if they are asked for, from q, k and v."""
+    q, k, v = core_inputs(code, *arrays)
+    _core.attend(q, k, v, core_view(out, out_code), code, out_code, scoring, moments, threads, _isa.get())
+
+
 def statistics_of(moments: NDArray[np.float64], scoring: Scoring, sizes: Shapes, code: int, isa: str) -> Stats:
     """The statistics of a call that gathered moments, with its conventions."""
-    starts: list[int] = scoring.q_start.tolist()
-    first_start = starts[0] if len(starts) == 1 else tuple(starts)
+    start = scoring.q_start
+    first_start = start if isinstance(start, int) else int(start[0]) if start.size == 1 else tuple(start.tolist())
     conventions = Conventions(
         scale=scoring.scale,
         softcap=scoring.softcap or None,
@@ -290,10 +291,7 @@ def attention_weights(
     """
     problems = Problems("attention_weights")
     v = k if v is None else v
-    code, sizes, scoring = lookup_of(
-        problems, q, k, v,
-        mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, q_start=q_start, k_start=k_start,
-    )  # fmt: skip
+    code, sizes, scoring = lookup_of(problems, q, k, v, mask, bias, scale, softcap, sinks, q_start, k_start)
     picked_rows = chosen(problems, "rows", rows, None if sizes is None else sizes.queries)
     picked_heads = chosen(problems, "heads", heads, None if sizes is None else sizes.heads)
     if sizes is not None and sizes.single and picked_heads.size != 1:
@@ -306,44 +304,59 @@ def attention_weights(
     shape = (*sizes.leading, picked_heads.size, picked_rows.size, sizes.keys)
     weights = np.empty(shape, statistics_dtype(code))
     if weights.size:
-        readers, keys, _ = core_inputs(sizes, code, q, k, v)
-        arguments = scoring.arguments(sizes)
+        readers, keys, _ = core_inputs(code, q, k, v)
         group = sizes.heads // sizes.key_heads
         for place, head in enumerate(picked_heads.tolist()):
-            weights[..., [place], :, :] = _weights_of_head(
-                readers[..., head : head + 1, :, :],
-                keys[..., head // group : head // group + 1, :, :],
+            made = np.empty((*sizes.leading, 1, picked_rows.size, sizes.keys), weights.dtype)
+            weights[..., [place], :, :] = _softmax_of_head(
+                _of_head(readers, head),
+                _of_head(keys, head // group),
+                made,
                 code,
-                _arguments_of_head(arguments, head) | {"rows": picked_rows, "threads": workers, "isa": _isa.get()},
-                -np.inf if scoring.sinks is None else scoring.sinks[head],
+                _scoring_of_head(scoring, head),
+                picked_rows,
+                head,
+                workers,
             )
     return weights[0] if sizes.single else weights
 
 
-def _arguments_of_head(arguments: dict[str, Any], head: int) -> dict[str, Any]:
-    """The core's arguments for one head alone: views of what has a head axis, its own index for predicates."""
-    own = slice(head, head + 1)
-    bias, program = arguments["bias"], arguments["mask"]
-    if program is not None:
-        program = [("dense", step[1][..., own, :, :]) if step[0] == "dense" else step for step in program]
-    return arguments | {
-        "bias": None if bias is None else bias[..., own, :, :],
-        "mask": program,
-        "head_offset": head,
-    }
+def _of_head(array: Array, head: int) -> Array:
+    """One head of an array, as a view; all of it where all heads share it."""
+    return array if array.ndim == 2 or array.shape[-3] == 1 else array[..., head : head + 1, :, :]
 
 
-def _weights_of_head(q: Array, k: Array, code: int, arguments: dict[str, Any], sink: float) -> NDArray[np.float64]:
-    """Softmax, in float64, of the scores of one head's chosen rows: [..., 1, R, M]."""
-    made = np.empty((*q.shape[:-2], arguments["rows"].size, k.shape[-2]), statistics_dtype(code))
-    _core.scores(q, k, made, code, **arguments)
+def _scoring_of_head(scoring: Scoring, head: int) -> Scoring:
+    """The scoring of one head alone."""
+    bias, program, sinks = scoring.bias, scoring.program, scoring.sinks
+    return scoring._replace(
+        bias=None if bias is None else _of_head(bias, head),
+        program=program and [("dense", _of_head(step[1], head)) if step[0] == "dense" else step for step in program],
+        sinks=None if sinks is None else sinks[head : head + 1],
+    )
+
+
+def _softmax_of_head(
+    q: Array,
+    k: Array,
+    made: Array,
+    code: int,
+    scoring: Scoring,
+    rows: NDArray[np.int64],
+    head: int,
+    threads: int,
+) -> NDArray[np.float64]:
+    """Softmax, in float64, of the scores of one head's chosen rows [..., 1, R, M], which `made` has room for."""
+    _core.scores(q, k, made, code, scoring, rows, head, threads, _isa.get())
     scores = made.astype(np.float64)
     top = scores.max(axis=-1, keepdims=True)
     empty = top == -np.inf
     if empty.any():
         # A visible key may score -inf too. With a scale of 0 a visible product is 0 or NaN, so only hidden keys do.
-        _core.scores(q, k, made, code, **(arguments | {"scale": 0.0, "softcap": 0.0}))
+        plain = scoring._replace(scale=0.0, softcap=0.0)
+        _core.scores(q, k, made, code, plain, rows, head, threads, _isa.get())
         empty = (made == -np.inf).all(axis=-1, keepdims=True)
+    sink = -np.inf if scoring.sinks is None else scoring.sinks[0]
     with np.errstate(invalid="ignore", over="ignore"):
         np.subtract(scores, top, out=scores)
         np.exp(scores, out=scores)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from softlookup import _core
 from softlookup._array_checks import Shapes, core_inputs
-from softlookup._checks import Scoring
-from softlookup._stats import NO_SINKS, normalizers
+from softlookup._scoring import Scoring
 from softlookup._types import code_of, core_view, statistics_dtype, sum_code
 
 Array = NDArray[Any]
@@ -51,34 +50,25 @@ def forward(lookup: Lookup, wide: Array, threads: int) -> Doubles:
     """Fill the output in the type of the sums, and return the moments of every row [B, Hq, N, 9]."""
     sizes, code = lookup.sizes, lookup.code
     moments = np.empty((*sizes.rows, _core.MOMENTS))
-    if all(sizes.rows):
-        _core.attend(
-            *core_inputs(sizes, code, lookup.q, lookup.k, lookup.v),
-            wide[None] if sizes.single else wide,
-            code,
-            sum_code(code),
-            sinks=lookup.scoring.sinks,
-            moments=moments,
-            threads=threads,
-            isa=lookup.isa,
-            **lookup.scoring.arguments(sizes),
-        )
+    q, k, v = core_inputs(code, lookup.q, lookup.k, lookup.v)
+    _core.attend(q, k, v, wide, code, sum_code(code), lookup.scoring, moments, threads, lookup.isa)
     return moments
 
 
 def rounded(wide: Array, dtype: np.dtype[Any]) -> Array:
     """The output in another type; a view where that is the type of the sums."""
+    if wide.dtype == dtype:
+        return wide.view()
     with np.errstate(all="ignore"):
-        return wide.view() if wide.dtype == dtype else wide.astype(dtype)
+        return wide.astype(dtype)
 
 
 def rows_of(moments: Doubles, sinks: Doubles | None) -> Rows:
     """What the backward pass needs of the moments."""
-    top, mass = moments[..., 0], moments[..., 1]
-    empty = moments[..., 7] == 0
-    lse, share = normalizers(top, mass, empty, NO_SINKS if sinks is None else sinks[:, None])
-    share = np.where(np.isnan(lse), np.nan, share)
-    return Rows(lse, np.where(empty, -np.inf, top), np.where(empty, 0.0, share))
+    shape = moments.shape[:-1]
+    rows = Rows(np.empty(shape), np.empty(shape), np.empty(shape))
+    _core.normalizers(moments, sinks, *rows)
+    return rows
 
 
 def backward(
@@ -100,26 +90,26 @@ def backward(
     dout_code = code_of(dout.dtype)
     assert dout_code is not None
     dout = core_view(dout, dout_code)
-    if all(sizes.rows) and targets:
+    if targets:
         _core.differentiate(
-            *core_inputs(sizes, code, lookup.q, lookup.k, lookup.v),
-            wide[None] if sizes.single else wide,
-            dout[None] if sizes.single else dout,
+            *core_inputs(code, lookup.q, lookup.k, lookup.v),
+            wide,
+            dout,
             rows.top,
             rows.share,
             code,
             sum_code(code),
             dout_code,
             part_code,
-            dlse=dlse,
-            delta=delta,
-            dbias=_spread_bias(parts.get("bias"), sizes),
-            threads=threads,
-            isa=lookup.isa,
-            dq=_core_part(parts, "q", part_code),
-            dk=_core_part(parts, "k", part_code),
-            dv=_core_part(parts, "v", part_code),
-            **lookup.scoring.arguments(sizes),
+            lookup.scoring,
+            dlse,
+            delta,
+            _core_part(parts, "q", part_code),
+            _core_part(parts, "k", part_code),
+            _core_part(parts, "v", part_code),
+            parts.get("bias"),
+            threads,
+            lookup.isa,
         )
     if "bias" in targets and "bias" not in parts:
         parts["bias"] = _row_slopes(lookup, rows, delta, dlse)
@@ -149,15 +139,6 @@ def _parts(lookup: Lookup, targets: dict[str, Array]) -> tuple[dict[str, Array],
 
 def _core_part(parts: dict[str, Array], name: str, code: int) -> Array | None:
     return core_view(parts[name], code) if name in parts else None
-
-
-def _spread_bias(bias: Array | None, sizes: Shapes) -> Array | None:
-    """The bias' gradient, shown to the core in the shape of the scores: what is broadcast is summed there."""
-    if bias is None:
-        return None
-    spread = np.broadcast_to(bias, sizes.scores)
-    spread.setflags(write=True)
-    return spread
 
 
 def _store(part: Array, target: Array) -> None:

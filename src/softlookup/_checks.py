@@ -7,15 +7,16 @@ rule is broken. Nothing is converted silently; what is widened (sinks, positions
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._array_checks import Shapes, float_code, input_code, plain_array, shapes
-from softlookup._masks import Dense, Lengths, Mask, Predicate, per_item
+from softlookup._masks import Dense, Lengths, Mask, per_item
 from softlookup._problems import (
     LARGEST_FLOAT32,
+    LARGEST_POSITION,
     SMALLEST_FLOAT32,
     SMALLEST_FLOAT64,
     Problems,
@@ -24,44 +25,14 @@ from softlookup._problems import (
     integers,
     real,
 )
+from softlookup._scoring import Scoring, Starts
 from softlookup._types import FLOAT32, FLOAT64, NAMES, core_view
 
 LARGEST_THREADS = 1024
 
-ORIGIN = np.zeros(1, np.int64)
-ORIGIN.setflags(write=False)
-
-
-class Scoring(NamedTuple):
-    """What turns products into weights, all checked, as the core takes it."""
-
-    scale: float
-    softcap: float  # 0.0 for none
-    bias: NDArray[Any] | None
-    bias_code: int
-    sinks: NDArray[np.float64] | None
-    q_start: NDArray[np.int64]
-    k_start: int
-    placed: bool  # whether absolute positions are known
-    mask: Mask | None
-
-    @property
-    def may_fail(self) -> bool:
-        """Whether the core calls functions of the user, which may raise."""
-        return self.mask is not None and any(isinstance(leaf, Predicate) for leaf in self.mask._leaves())
-
-    def arguments(self, sizes: Shapes) -> dict[str, Any]:
-        """The keyword arguments that all functions of the core share."""
-        mask = self.mask
-        return {
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "bias": self.bias,
-            "bias_type": self.bias_code,
-            "q_start": self.q_start,
-            "k_start": self.k_start,
-            "mask": None if mask is None else mask._program(sizes.leading, sizes.heads, sizes.queries, sizes.keys),
-        }
+RANGE_32 = f"{SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g}"
+SCALE_FIX = f"None is 1/sqrt(d_k); 0 or {RANGE_32} in magnitude unless q is float64"
+SOFTCAP_FIX = f"None is no softcap; from {RANGE_32} unless q is float64"
 
 
 def lookup_of(
@@ -69,7 +40,6 @@ def lookup_of(
     q: object,
     k: object,
     v: object,
-    *,
     mask: object,
     bias: object,
     scale: object,
@@ -78,24 +48,42 @@ def lookup_of(
     q_start: object,
     k_start: object,
 ) -> tuple[int | None, Shapes | None, Scoring]:
-    """Check what all lookups share: the type code, the sizes and the scoring. None where a problem left none."""
+    """Check what all lookups share: the type code, the sizes and the scoring. None where a problem left none.
+
+    The scoring of a call without options depends on its sizes alone, and is kept with them.
+    """
     code = input_code(problems, q, k, v)
     sizes = shapes(problems, q, k, v)
+    is_plain = mask is None and bias is None and scale is None and softcap is None and sinks is None and q_start is None
+    if is_plain and type(k_start) is int and k_start == 0 and sizes is not None and sizes.plain is not None:
+        return code, sizes, sizes.plain
+    return code, sizes, _scoring(problems, code, sizes, mask, bias, scale, softcap, sinks, q_start, k_start)
+
+
+def _scoring(
+    problems: Problems,
+    code: int | None,
+    sizes: Shapes | None,
+    mask: object,
+    bias: object,
+    scale: object,
+    softcap: object,
+    sinks: object,
+    q_start: object,
+    k_start: object,
+) -> Scoring:
     checked_mask = None if mask is None else as_mask(problems, mask, sizes)
     checked_bias, bias_code = (None, FLOAT32) if bias is None else as_bias(problems, bias, sizes, code)
     start, first_key, placed = positions(problems, q_start, k_start, checked_mask, sizes)
-    scoring = Scoring(
-        as_scale(problems, scale, None if sizes is None else sizes.width, code),
-        0.0 if softcap is None else as_softcap(problems, softcap, code),
-        checked_bias,
-        bias_code,
-        None if sinks is None else as_sinks(problems, sinks, None if sizes is None else sizes.heads, code),
-        start,
-        first_key,
-        placed,
-        checked_mask,
+    factor_of_products = as_scale(problems, scale, None if sizes is None else sizes.width, code)
+    cap = 0.0 if softcap is None else as_softcap(problems, softcap, code)
+    logits = None if sinks is None else as_sinks(problems, sinks, None if sizes is None else sizes.heads, code)
+    program = None
+    if checked_mask is not None and sizes is not None and not problems.count:
+        program = checked_mask._program(sizes.leading, sizes.heads, sizes.queries, sizes.keys)
+    return Scoring(
+        factor_of_products, cap, checked_bias, bias_code, logits, start, first_key, program, checked_mask, placed
     )
-    return code, sizes, scoring
 
 
 def flag(problems: Problems, name: str, value: object) -> None:
@@ -117,7 +105,7 @@ def chosen(problems: Problems, name: str, value: Any, size: int | None) -> NDArr
     fix = f"{name}=[0, -1], or None for all"
     indices = integers(problems, name, value, expected="a sequence or array of ints", fix=fix)
     if indices is None or size is None:
-        return ORIGIN
+        return np.zeros(1, np.int64)
     if indices.ndim != 1:
         problems.value(name, f"shape {list(indices.shape)}", "one axis", fix)
     elif indices.size and not -size <= indices.min() <= indices.max() < size:
@@ -134,8 +122,7 @@ def as_scale(problems: Problems, value: object, width: int | None, code: int | N
         if width == 0:
             problems.value("scale", "None with d_k = 0", "a number, as 1/sqrt(0) is none", "scale=1.0")
         return 1.0 / math.sqrt(width) if width else 1.0
-    range_32 = f"0 or {SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g} in magnitude unless q is float64"
-    return factor(problems, "scale", value, code, f"None is 1/sqrt(d_k); {range_32}")
+    return factor(problems, "scale", value, code, SCALE_FIX)
 
 
 def factor(
@@ -160,18 +147,17 @@ def factor(
 def as_softcap(problems: Problems, value: object, code: int | None) -> float:
     """The softcap."""
     expected = "a finite real number > 0"
-    fix = f"None is no softcap; from {SMALLEST_FLOAT32:.3g} to {LARGEST_FLOAT32:.3g} unless q is float64"
-    number = real(problems, "softcap", value, expected=expected, fix=fix)
+    number = real(problems, "softcap", value, expected=expected, fix=SOFTCAP_FIX)
     if number is None:
         return 0.0
     if number <= 0 or (code != FLOAT64 and not SMALLEST_FLOAT32 <= number <= LARGEST_FLOAT32):
-        problems.value("softcap", describe(value), expected, fix)
+        problems.value("softcap", describe(value), expected, SOFTCAP_FIX)
     return number
 
 
 def as_bias(problems: Problems, value: Any, sizes: Shapes | None, code: int | None) -> tuple[NDArray[Any] | None, int]:
-    """The bias in the scores' shape, as the core takes it, and its type code."""
-    if isinstance(value, np.ndarray) and value.dtype == np.bool_:
+    """The bias as the core takes it, which broadcasts it to the scores, and its type code."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "b":
         problems.type("bias", describe(value), "a float array that is added to the scores", "mask= (True = may attend)")
         return None, FLOAT32
     bias_code = float_code(problems, "bias", value)
@@ -182,13 +168,14 @@ def as_bias(problems: Problems, value: Any, sizes: Shapes | None, code: int | No
         problems.type("bias", describe(value), expected, "bias.astype(np.float32)")
     if sizes is None or not fits_scores(problems, "bias", value.shape, sizes):
         return None, FLOAT32
-    view = core_view(value, bias_code)
-    return view if view.shape == sizes.scores else np.broadcast_to(view, sizes.scores), bias_code
+    return core_view(value, bias_code), bias_code
 
 
 def fits_scores(problems: Problems, name: str, shape: tuple[int, ...], sizes: Shapes) -> bool:
     """Whether a shape has 2 axes or as many as q, and broadcasts to [..., Hq, N, M]."""
     scores = sizes.scores if max(sizes.axes) > 2 else sizes.scores[-2:]
+    if shape == scores:
+        return True
     expected = f"[N, M] = {list(scores[-2:])}, or as many axes as q, to broadcast to [..., Hq, N, M] = {list(scores)}"
     if len(shape) not in (2, *sizes.axes):
         fix = f"give it {max(sizes.axes)} axes"
@@ -230,7 +217,7 @@ def as_mask(problems: Problems, value: Any, sizes: Shapes | None) -> Mask | None
     """The mask, with its arrays checked against the sizes of the call."""
     if isinstance(value, Mask):
         mask = value
-    elif isinstance(value, np.ndarray) and value.dtype == np.bool_:
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "b":
         if not plain_array(problems, "mask", value):
             return None
         mask = Dense._borrow(value)
@@ -297,28 +284,30 @@ def _fits_batch(problems: Problems, name: str, values: NDArray[np.int64], sizes:
 
 def positions(
     problems: Problems, q_start: Any, k_start: Any, mask: Mask | None, sizes: Shapes | None
-) -> tuple[NDArray[np.int64], int, bool]:
+) -> tuple[Starts, int, bool]:
     """Where query row 0 of each item and key column 0 stand, and whether that is known."""
     first_key = integer(problems, "k_start", k_start, expected="an int within 2**60", fix="k_start=0") or 0
     if q_start is None:
         if sizes is None or (sizes.queries == sizes.keys and first_key == 0):
-            return ORIGIN, first_key, True
+            return 0, first_key, True
         if mask is not None and mask._positional:
             last = first_key + sizes.keys - sizes.queries
             found = f"None with N = {sizes.queries}, M = {sizes.keys}, k_start = {first_key} and {mask!r}"
             expected = "the position of query row 0, as this mask uses positions"
             fix = f'q_start="upper_left" ({first_key}), q_start="lower_right" ({last}), or an int or int array'
             problems.value("q_start", found, expected, fix)
-        return ORIGIN, first_key, False
+        return 0, first_key, False
     if isinstance(q_start, str):
         if q_start not in ("upper_left", "lower_right"):
             fix = '"upper_left" (k_start) or "lower_right" (k_start + M - N)'
             problems.value("q_start", repr(q_start), "an alignment, an int or an int array", fix)
         shift = 0 if sizes is None or q_start == "upper_left" else sizes.keys - sizes.queries
-        return np.array([first_key + shift]), first_key, True
+        return first_key + shift, first_key, True
+    if type(q_start) is int and -LARGEST_POSITION <= q_start <= LARGEST_POSITION:
+        return q_start, first_key, True
     starts = integers(
         problems, "q_start", q_start, expected="an int or int array over the batch axes", fix="pass positions as ints"
     )
     if starts is None or sizes is None or not _fits_batch(problems, "q_start", starts, sizes):
-        return ORIGIN, first_key, True
+        return 0, first_key, True
     return per_item(starts, sizes.leading), first_key, True

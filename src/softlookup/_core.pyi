@@ -1,12 +1,14 @@
 """The compiled core. Private: every argument has been checked by the time it is called, and it checks nothing itself.
 
-Type codes: 0 float32, 1 float64, 2 float16, 3 bfloat16 (arrays of its bits, uint16).
+`out` has all leading axes; the leading axes and heads of other arrays, and all axes of a bias or a mask, broadcast to
+it as in NumPy. Type codes: 0 float32, 1 float64, 2 float16, 3 bfloat16 (arrays of its bits, uint16).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
+
+from softlookup._scoring import Scoring, Starts
 
 MOMENTS: int
 MOST_MASK_STEPS: int
@@ -18,36 +20,21 @@ def attend(
     out: NDArray[Any],
     type: int,
     out_type: int,
-    *,
-    scale: float,
-    softcap: float,
-    bias: NDArray[Any] | None = None,
-    bias_type: int = 0,
-    sinks: NDArray[Any] | None = None,
-    q_start: NDArray[Any],
-    k_start: int,
-    mask: Sequence[tuple[Any, ...]] | None = None,
-    moments: NDArray[Any] | None = None,
+    scoring: Scoring,
+    moments: NDArray[Any] | None,
     threads: int,
-    isa: str | None = None,
+    isa: str | None,
 ) -> None: ...
 def scores(
     q: NDArray[Any],
     k: NDArray[Any],
     out: NDArray[Any],
     type: int,
-    *,
-    scale: float,
-    softcap: float,
-    bias: NDArray[Any] | None = None,
-    bias_type: int = 0,
-    q_start: NDArray[Any],
-    k_start: int,
-    mask: Sequence[tuple[Any, ...]] | None = None,
-    rows: NDArray[Any] | None = None,
-    head_offset: int = 0,
+    scoring: Scoring,
+    rows: NDArray[Any],
+    head_offset: int,
     threads: int,
-    isa: str | None = None,
+    isa: str | None,
 ) -> None: ...
 def differentiate(
     q: NDArray[Any],
@@ -61,22 +48,32 @@ def differentiate(
     out_type: int,
     dout_type: int,
     gradient_type: int,
-    *,
-    dlse: NDArray[Any] | None = None,
+    scoring: Scoring,
+    dlse: NDArray[Any] | None,
     delta: NDArray[Any],
-    dq: NDArray[Any] | None = None,
-    dk: NDArray[Any] | None = None,
-    dv: NDArray[Any] | None = None,
-    dbias: NDArray[Any] | None = None,
-    scale: float,
-    softcap: float,
-    bias: NDArray[Any] | None = None,
-    bias_type: int = 0,
-    q_start: NDArray[Any],
-    k_start: int,
-    mask: Sequence[tuple[Any, ...]] | None = None,
+    dq: NDArray[Any] | None,
+    dk: NDArray[Any] | None,
+    dv: NDArray[Any] | None,
+    dbias: NDArray[Any] | None,
     threads: int,
-    isa: str | None = None,
+    isa: str | None,
+) -> None: ...
+def statistics(
+    moments: NDArray[Any],
+    sinks: NDArray[Any] | None,
+    q_start: Starts,
+    k_start: int,
+    numbers: NDArray[Any],
+    type: int,
+    lse: NDArray[Any],
+    counts: NDArray[Any],
+) -> None: ...
+def normalizers(
+    moments: NDArray[Any],
+    sinks: NDArray[Any] | None,
+    lse: NDArray[Any],
+    top: NDArray[Any],
+    share: NDArray[Any],
 ) -> None: ...
 def isas() -> list[str]: ...
 def compiled_isas() -> list[str]: ...

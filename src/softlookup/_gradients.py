@@ -186,10 +186,7 @@ def attention_vjp(
     ((4, 8, 16), (2, 8, 16), None, (4,))
     """
     problems = Problems("attention_vjp")
-    code, sizes, scoring = lookup_of(
-        problems, q, k, v,
-        mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, q_start=q_start, k_start=k_start,
-    )  # fmt: skip
+    code, sizes, scoring = lookup_of(problems, q, k, v, mask, bias, scale, softcap, sinks, q_start, k_start)
     out_code = code if out_dtype is None else as_type(problems, out_dtype)
     workers = None if threads is None else as_threads(problems, threads)
     problems.raise_any()

@@ -245,7 +245,7 @@ class Dense(Mask):
             ) from None
 
     def _program(self, leading: tuple[int, ...], Hq: int, N: int, M: int) -> list[Step]:
-        return [("dense", np.broadcast_to(self.array, (*leading, Hq, N, M)))]
+        return [("dense", self.array)]
 
     def __eq__(self, other: object) -> bool:
         return _contents(self.array) == _contents(other.array) if isinstance(other, Dense) else NotImplemented

@@ -107,6 +107,8 @@ def integer(
 
 def real(problems: Problems, name: str, value: object, *, expected: str, fix: str) -> float | None:
     """A finite real number as a float; bool is not one."""
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         problems.type(name, describe(value), expected, fix)
         return None

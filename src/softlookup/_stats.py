@@ -2,8 +2,7 @@
 
 For a row with scores s_j over its visible keys, m = max s_j and p_j = e^(s_j - m), the core sums p, (s - m) p, (s -
 m)^2 p, p^2 and j p in one sweep (when m rises by d, the sums are rescaled: sum t p becomes e^-d (sum t p - d sum p),
-and so on). Everything below follows from these sums in float64. Rounding may carry a number past what it can be
-mathematically; it is then put back to the bound, and NaN stays NaN.
+and so on). Everything follows from these sums, in float64.
 """
 
 from __future__ import annotations
@@ -14,23 +13,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from softlookup import _core
+from softlookup._scoring import Starts
+from softlookup._types import FLOAT32, FLOAT64
+
 Numbers = NDArray[Any]
 
-# What a number of a row can be, least and most, and what it is in an empty row.
-LIMITS = {
-    "entropy": (0.0, np.inf, 0.0),
-    "normalized_entropy": (0.0, 1.0, np.nan),
-    "max_weight": (0.0, 1.0, 0.0),
-    "max_score": (-np.inf, np.inf, -np.inf),
-    "sum_squares": (0.0, 1.0, 0.0),
-    "jacobian_trace": (0.0, 1.0, 0.0),
-    "score_variance": (0.0, np.inf, 0.0),
-    "missing_mass": (0.0, 1.0, 1.0),
-    "first_key_mass": (0.0, 1.0, 0.0),
-    "distance": (-np.inf, np.inf, 0.0),
-}
-LEAST, MOST, AT_EMPTY = np.array(list(LIMITS.values())).T.reshape(3, -1, 1, 1, 1)
-NO_SINKS = np.full((1, 1), -np.inf)
+# As the core orders them.
+NUMBERS = (
+    "entropy",
+    "normalized_entropy",
+    "max_weight",
+    "max_score",
+    "sum_squares",
+    "jacobian_trace",
+    "score_variance",
+    "missing_mass",
+    "first_key_mass",
+    "distance",
+)
 
 
 @dataclass(frozen=True)
@@ -162,24 +163,11 @@ class Stats:
         return f"Stats(shape={self.lse.shape}, conventions={self.conventions!r})"
 
 
-def normalizers(
-    top: Numbers, mass: Numbers, empty: NDArray[np.bool_], logits: Numbers
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The natural log of each row's softmax denominator, and the weight of its largest score.
-
-    From the moments m and sum p, which rows are empty, and each row's sink, in shapes that broadcast. Where scores
-    are so large that lse cannot hold ln(sum p) beside m, weights are still exact as e^(s - m) times that weight.
-    """
-    with np.errstate(all="ignore"):
-        of_keys = np.where(np.isfinite(top + mass), top + np.log(mass), np.nan)
-        return np.where(empty, logits, np.logaddexp(of_keys, logits)), 1.0 / (mass + np.exp(logits - top))
-
-
 def from_moments(
     moments: NDArray[np.float64],
     *,
     sinks: NDArray[np.float64] | None,
-    q_start: NDArray[np.int64],
+    q_start: Starts,
     k_start: int,
     placed: bool,
     shape: tuple[int, ...],
@@ -189,45 +177,22 @@ def from_moments(
     """Statistics from the core's moments, float64 [B, Hq, N, 9].
 
     These are m, sum p, sum t p, sum t^2 p, sum p^2, sum j p, argmax, visible and the score of column 0, where t = s -
-    m and p = e^t over the visible keys, without the sink. sinks is float64 [Hq]; q_start int64 [B] or [1]. `placed`
+    m and p = e^t over the visible keys, without the sink. sinks is float64 [Hq]; q_start an int or int64 [B]. `placed`
     tells whether positions are known, and with them `distance`. shape is that of the rows, [..., Hq, N] or [N]; dtype
     the type of all statistics but lse and the counts.
     """
-    by_kind = np.ascontiguousarray(moments.transpose(3, 0, 1, 2))
-    top, mass, first, second, squares, columns, argmax, visible, first_score = by_kind
-    logits = NO_SINKS if sinks is None else sinks[:, None]
-    empty = visible == 0
-    broken = ~empty & ~np.isfinite(top + mass) | np.isnan(logits)
-    numbers = np.empty((len(LIMITS), *empty.shape))
-    of = dict(zip(LIMITS, numbers, strict=True))
-
-    with np.errstate(all="ignore"):
-        lse, unit = normalizers(top, mass, empty, logits)
-        log_mass, log_visible, shift = np.log(mass), np.log(visible), first / mass
-        np.minimum(log_mass - shift, log_visible, out=of["entropy"])
-        np.divide(of["entropy"], np.where(visible < 2, np.nan, log_visible), out=of["normalized_entropy"])
-        of["max_weight"][...] = unit
-        of["max_score"][...] = top
-        np.multiply(squares, unit * unit, out=of["sum_squares"])
-        np.subtract(mass * unit, of["sum_squares"], out=of["jacobian_trace"])
-        np.subtract(second / mass, shift * shift, out=of["score_variance"])
-        np.exp(logits - lse, out=of["missing_mass"])
-        np.multiply(np.exp(first_score - top), unit, out=of["first_key_mass"])
-        query = q_start.reshape(-1, 1, 1) + np.arange(moments.shape[2])
-        np.subtract(query - k_start, columns / mass, out=of["distance"])
-
-        np.clip(numbers, LEAST, MOST, out=numbers)
-        np.copyto(numbers, AT_EMPTY, where=empty)
-        np.copyto(of["missing_mass"], 0.0, where=logits == -np.inf)
-        if broken.any():
-            np.copyto(numbers, np.nan, where=broken)
-            argmax = np.where(broken, -1, argmax)
-        fields = dict(zip(LIMITS, numbers.astype(dtype, copy=False).reshape(len(LIMITS), *shape), strict=True))
+    numbers = np.empty((len(NUMBERS), *shape), dtype)
+    lse = np.empty(shape)
+    counts = np.empty((2, *shape), np.int64)
+    _core.statistics(
+        moments, sinks, q_start, k_start, numbers, FLOAT64 if dtype == np.float64 else FLOAT32, lse, counts
+    )
+    fields = dict(zip(NUMBERS, numbers, strict=True))
     distance = fields.pop("distance")
     return Stats(
-        lse=lse.reshape(shape),
-        visible=visible.astype(np.int64).reshape(shape),
-        argmax=np.where(empty, -1, argmax).astype(np.int64).reshape(shape),
+        lse=lse,
+        visible=counts[0],
+        argmax=counts[1],
         conventions=conventions,
         _distance=distance if placed else None,
         **fields,

@@ -135,12 +135,11 @@ def _checked(arguments: Arguments) -> tuple[Lookup, int]:
     q, k, v, bias, sinks, starts = (
         None if tensor is None else array_of(tensor) for tensor in (*arguments[:5], arguments.q_starts)
     )
+    mask = decode(arguments.mask, arguments.mask_numbers, [array_of(array) for array in arguments.mask_arrays])
+    q_start = arguments.q_start if starts is None else starts
     code, sizes, scoring = lookup_of(
-        problems, q, k, v,
-        mask=decode(arguments.mask, arguments.mask_numbers, [array_of(array) for array in arguments.mask_arrays]),
-        bias=bias, scale=arguments.scale, softcap=arguments.softcap, sinks=sinks,
-        q_start=arguments.q_start if starts is None else starts, k_start=arguments.k_start,
-    )  # fmt: skip
+        problems, q, k, v, mask, bias, arguments.scale, arguments.softcap, sinks, q_start, arguments.k_start
+    )
     threads = torch.get_num_threads() if arguments.threads is None else as_threads(problems, arguments.threads)
     problems.raise_any()
     assert q is not None
