@@ -21,21 +21,23 @@ except ModuleNotFoundError as missing:
 
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import softlookup as sl
 from softlookup._checks import as_mask
 from softlookup._mask_codec import encode
 from softlookup._problems import Problems, describe, integer, real
-from softlookup._tensors import FLOATS, array_of, tensor_of
+from softlookup._tensors import FLOATS, is_heads_last, tensor_of
 from softlookup._torch.functions import Attend
-from softlookup._torch.lookups import empty_output
+from softlookup._torch.lookups import compute
 from softlookup._torch.operators import attend
 
 __all__ = ["attention"]
 
 Mask = sl.Mask | Tensor | np.ndarray[Any, np.dtype[np.bool_]]
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
 Start = int | Tensor | np.ndarray[Any, np.dtype[np.int64]] | Literal["upper_left", "lower_right"]
 
 
@@ -138,11 +140,14 @@ def attention(
     >>> q.grad.shape
     torch.Size([2, 9, 16, 64])
     """
-    if isinstance(mask, np.ndarray):
-        mask = tensor_of(mask)
     problems = Problems("torch.attention")
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks)):
-        _check_tensor(problems, name, tensor)
+    _check_tensor(problems, "q", q)
+    _check_tensor(problems, "k", k)
+    _check_tensor(problems, "v", v)
+    if bias is not None:
+        _check_tensor(problems, "bias", bias)
+    if sinks is not None:
+        _check_tensor(problems, "sinks", sinks, least_axes=1)
     if isinstance(mask, Tensor):
         _check_mask(problems, mask)
     problems.raise_any()
@@ -150,16 +155,20 @@ def attention(
         q, k, v = _autocast(q), _autocast(k), _autocast(v)
     single = q.dim() == k.dim() == v.dim() == 2
     q, k, v = _with_heads(q), _with_heads(k), _with_heads(v)
-    start = _aligned(q_start, k_start, k.shape[-2] - q.shape[-2]) if isinstance(q_start, str) else q_start
-    inputs = _Inputs(q, k, v, mask, bias, scale, softcap, sinks, start, k_start, threads)
+    inputs = q, k, v, mask, bias, scale, softcap, sinks, q_start, k_start, threads
+    options = (mask, bias, sinks, q_start)
+    tensors = [q, k, v, *(value for value in options if isinstance(value, Tensor))]
     out: Tensor
     lse: Tensor | None
-    if _is_traced(inputs):
-        out, lse = _apply(attend, problems, inputs)
-    elif _is_differentiated(inputs):
-        out, lse = _apply(Attend.apply, problems, inputs)
+    if _is_traced(tensors):
+        out, lse = _apply(attend, problems, _Inputs(*inputs))
+    elif _is_differentiated(tensors):
+        out, lse = _apply(Attend.apply, problems, _Inputs(*inputs))
     else:
-        out, lse = _compute(inputs, return_lse)
+        heads_last = is_heads_last(q.stride())
+        out, stats = compute(problems, *inputs, stats=return_lse, heads_last=heads_last)
+        out = out.transpose(-3, -2) if heads_last else out
+        lse = None if stats is None else torch.from_numpy(stats.lse)
     if single:
         out, lse = out[0], None if lse is None else lse[0]
     return (out, lse) if return_lse and lse is not None else out
@@ -181,58 +190,29 @@ class _Inputs(NamedTuple):
     threads: int | None
 
 
-def _is_traced(inputs: _Inputs) -> bool:
+def _is_traced(tensors: list[Tensor]) -> bool:
     """Whether something is to see an operator: a graph that is being made, a mode that watches, a tensor's subclass."""
     return (
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
         or torch._C._get_tracing_state() is not None
-        or any(isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter) for value in inputs)
+        or not _PLAIN.issuperset(map(type, tensors))
     )
 
 
-def _is_differentiated(inputs: _Inputs) -> bool:
+def _is_differentiated(tensors: list[Tensor]) -> bool:
     """Whether a gradient is recorded, or a transform of torch.func is at work."""
     records = torch.is_grad_enabled()
-    for value in inputs:
-        if isinstance(value, Tensor) and (
-            (records and value.requires_grad)
-            or is_functorch_wrapped_tensor(value)
-            or unpack_dual(value).tangent is not None
-        ):
+    for tensor in tensors:
+        if (records and tensor.requires_grad) or is_functorch_wrapped_tensor(tensor):
             return True
-    return False
-
-
-def _compute(inputs: _Inputs, return_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """The call straight on the core."""
-    q, k, v, mask, bias, scale, softcap, sinks, q_start, k_start, threads = inputs
-    try:
-        out = empty_output(q, k, v)
-    except RuntimeError:  # the leading axes do not broadcast, which the call reports with all else
-        out = torch.empty(0, dtype=q.dtype)
-    made = sl.attention(
-        array_of(q),
-        array_of(k),
-        array_of(v),
-        mask=array_of(mask) if isinstance(mask, Tensor) else mask,
-        bias=None if bias is None else array_of(bias),
-        scale=scale,
-        softcap=softcap,
-        sinks=None if sinks is None else array_of(sinks),
-        q_start=array_of(q_start) if isinstance(q_start, Tensor) else q_start,
-        k_start=k_start,
-        out=array_of(out),
-        stats=return_lse,
-        threads=torch.get_num_threads() if threads is None else threads,
-    )
-    return out, torch.from_numpy(made[1].lse) if isinstance(made, tuple) else None
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _apply(function: Callable[..., Any], problems: Problems, inputs: _Inputs) -> tuple[Tensor, Tensor]:
     """The call through a function of PyTorch's, which takes `Arguments`."""
     mask = _encoded(problems, inputs.mask)
-    q_start, q_starts = _starts(problems, inputs.q_start)
+    q_start, q_starts = _starts(problems, inputs)
     scale, softcap = (
         None if value is None else real(problems, name, value, expected="a finite real number", fix="pass a float")
         for name, value in (("scale", inputs.scale), ("softcap", inputs.softcap))
@@ -251,6 +231,9 @@ def _encoded(problems: Problems, mask: Any) -> tuple[str, list[int], list[Tensor
     """The mask as the function takes it."""
     if mask is None:
         return "", [], []
+    if isinstance(mask, np.ndarray):
+        mask = tensor_of(mask)
+        _check_mask(problems, mask)
     if isinstance(mask, Tensor):
         return "dense", [], [mask]
     if not isinstance(mask, sl.Mask):
@@ -265,8 +248,11 @@ def _encoded(problems: Problems, mask: Any) -> tuple[str, list[int], list[Tensor
     return words, numbers, [tensor_of(array) for array in arrays]
 
 
-def _starts(problems: Problems, q_start: Any) -> tuple[int | None, Tensor | None]:
+def _starts(problems: Problems, inputs: _Inputs) -> tuple[int | None, Tensor | None]:
     """One position for all batch items, or a tensor of them."""
+    q_start = inputs.q_start
+    if isinstance(q_start, str):
+        q_start = _aligned(q_start, inputs.k_start, inputs.k.shape[-2] - inputs.q.shape[-2])
     if q_start is None:
         return None, None
     if isinstance(q_start, Tensor):
@@ -292,10 +278,8 @@ def _with_heads(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() > 2 else tensor.unsqueeze(0)
 
 
-def _check_tensor(problems: Problems, name: str, tensor: Any) -> None:
+def _check_tensor(problems: Problems, name: str, tensor: Any, least_axes: int = 2) -> None:
     """Report what only a tensor can be wrong in; shapes and numbers are checked as for arrays."""
-    if tensor is None and name in ("bias", "sinks"):
-        return
     if not isinstance(tensor, Tensor):
         fix = f"torch.as_tensor({name}); softlookup.attention takes arrays"
         problems.type(name, describe(tensor), "a torch.Tensor", fix)
@@ -305,7 +289,7 @@ def _check_tensor(problems: Problems, name: str, tensor: Any) -> None:
         problems.value(name, f"a tensor on {tensor.device}", "one on the CPU", f"{name}.cpu()")
     elif tensor.dtype not in FLOATS:
         problems.type(name, _described(tensor), "float32, float64, float16 or bfloat16", f"{name}.float()")
-    elif tensor.dim() < 2 and name != "sinks":
+    elif tensor.dim() < least_axes:
         problems.value(name, f"shape {list(tensor.shape)}", "at least 2 axes, [..., H, N, d]", f"{name}[None]")
 
 

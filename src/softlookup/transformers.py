@@ -20,9 +20,11 @@ from typing import Any
 
 try:
     import torch
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    from softlookup._tensors import FLOATS, array_of
+    from softlookup._tensors import FLOATS
+    from softlookup._torch.lookups import compute
     from softlookup._transformers.masks import MaskPlan, plan_mask
     from softlookup.torch import attention
 except ModuleNotFoundError as missing:
@@ -31,6 +33,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 import softlookup as sl
+from softlookup._problems import Problems
 
 __all__ = ["register"]
 
@@ -94,9 +97,15 @@ def register() -> None:
 
 @functools.cache
 def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch.compile is to see it: called, never traced."""
+    """The function as torch.compile is to see it: called, never traced. Where nothing compiles, it is just called."""
     compiler: Any = torch.compiler
-    called: Callable[..., Any] = compiler.disable(function)
+    disabled: Callable[..., Any] = compiler.disable(function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        is_watched = torch.compiler.is_compiling() or get_eval_frame_callback() is not None
+        return (disabled if is_watched else function)(*arguments, **options)
+
     return called
 
 
@@ -131,22 +140,20 @@ def _attention_forward(
     if not (query.is_cpu and key.is_cpu and value.is_cpu and query.dtype in FLOATS):
         _refuse_tensors(query, key, value, s_aux, position_bias, attention_mask)
     observer = _observer.get()
+    lookup: dict[str, Any] = {"scale": scaling, "softcap": softcap}
     if isinstance(attention_mask, MaskPlan):
         key, value, position_bias = _cut(attention_mask, key, value, position_bias)
-        lookup: dict[str, Any] = {}
         if attention_mask.mask is not None or observer is not None:  # else nothing looks at positions
             lookup.update(mask=attention_mask.mask, q_start=attention_mask.q_start, k_start=attention_mask.k_start)
     elif attention_mask is None:
-        lookup = _unmasked(query.shape[2], key.shape[2], is_causal, sliding_window)
+        lookup |= _unmasked(query.shape[2], key.shape[2], is_causal, sliding_window)
     else:
-        lookup = _user_mask(attention_mask)
+        lookup |= _user_mask(attention_mask)
     if position_bias is not None:
         lookup["bias"] = position_bias + lookup["bias"] if "bias" in lookup else position_bias
     if s_aux is not None:
         lookup["sinks"] = s_aux if s_aux.dtype is torch.float64 else s_aux.float()
-    lookup.update(scale=scaling, softcap=softcap)
-    tensors = [query, key, value, *(option for option in lookup.values() if isinstance(option, torch.Tensor))]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and _needs_gradients(query, key, value, *lookup.values()):
         out = attention(query, key, value, **lookup).transpose(1, 2).contiguous()
         if observer is not None:
             _compute(query, key, value, lookup, module, observer)
@@ -164,19 +171,15 @@ def _compute(
     observer: Observer | None,
 ) -> torch.Tensor:
     """The output [B, N, Hq, d_v], written straight into that layout, without gradients."""
-    batch = max(query.shape[0], key.shape[0])
-    out = torch.empty((batch, query.shape[2], query.shape[1], value.shape[3]), dtype=query.dtype)
-    options: dict[str, Any] = {
-        name: array_of(option) if isinstance(option, torch.Tensor) else option for name, option in lookup.items()
-    }
-    options.update(out=array_of(out).swapaxes(1, 2), threads=torch.get_num_threads())
-    q, k, v = array_of(query), array_of(key), array_of(value)
-    if observer is None:
-        sl.attention(q, k, v, **options)
-    else:
-        _, stats = sl.attention(q, k, v, stats=True, **options)
+    watched = observer is not None
+    out, stats = compute(Problems("attention"), query, key, value, **lookup, stats=watched, heads_last=True)
+    if observer is not None and stats is not None:
         observer(module, stats)
     return out
+
+
+def _needs_gradients(*arguments: Any) -> bool:
+    return any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments)
 
 
 def _wants_weights(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softlookup._attention import current_isa
+from softlookup._attention import attend, current_isa, statistics_of
 from softlookup._backward import Lookup, Rows, backward, forward, rows_of
 from softlookup._checks import as_threads, lookup_of
+from softlookup._core import MOMENTS
 from softlookup._mask_codec import decode, predicates_of
 from softlookup._problems import Problems
+from softlookup._stats import Stats
 from softlookup._tensors import array_of, is_heads_last
 from softlookup._types import statistics_dtype, sum_code
 
@@ -72,15 +74,58 @@ class Slopes(NamedTuple):
     wrt: str
 
 
+def compute(
+    problems: Problems,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
+    bias: Any = None,
+    scale: object = None,
+    softcap: object = None,
+    sinks: Any = None,
+    q_start: Any = None,
+    k_start: object = 0,
+    threads: object = None,
+    *,
+    stats: bool = False,
+    heads_last: bool = False,
+) -> tuple[Tensor, Stats | None]:
+    """A lookup that nothing records or traces, straight on the core: the output, and statistics if asked for.
+
+    Options are tensors, or what `softlookup.attention` takes. The output is [..., Hq, N, d_v]; heads_last: it is
+    [..., N, Hq, d_v].
+    """
+    arrays = array_of(q), array_of(k), array_of(v)
+    options = (_as_array(mask), _as_array(bias), scale, softcap, _as_array(sinks), _as_array(q_start), k_start)
+    code, sizes, scoring = lookup_of(problems, *arrays, *options)
+    workers = torch.get_num_threads() if threads is None else as_threads(problems, threads)
+    problems.raise_any()
+    assert sizes is not None
+    assert code is not None
+    out = q.new_empty(_heads_last(sizes.out) if heads_last else sizes.out)
+    filled = array_of(out)
+    moments = np.empty((*sizes.rows, MOMENTS)) if stats else None
+    attend(code, scoring, arrays, filled.swapaxes(-3, -2) if heads_last else filled, code, moments, workers)
+    return out, None if moments is None else statistics_of(moments, scoring, sizes, code, current_isa())
+
+
+def _as_array(value: Any) -> Any:
+    return array_of(value) if value is not None and isinstance(value, Tensor) else value
+
+
 def empty_output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Room for the output [..., Hq, N, d_v]. Heads and rows lie in memory as in q, as PyTorch's own SDPA has it."""
     leading = q.shape[:-3]
     if not leading == k.shape[:-3] == v.shape[:-3]:
         leading = torch.broadcast_shapes(leading, k.shape[:-3], v.shape[:-3])
-    heads, rows = q.shape[-3:-1]
-    if is_heads_last(q.stride()):
-        return q.new_empty((*leading, rows, heads, v.shape[-1])).transpose(-3, -2)
-    return q.new_empty((*leading, heads, rows, v.shape[-1]))
+    shape = (*leading, *q.shape[-3:-1], v.shape[-1])
+    return q.new_empty(_heads_last(shape)).transpose(-3, -2) if is_heads_last(q.stride()) else q.new_empty(shape)
+
+
+def _heads_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *leading, heads, rows, width = shape
+    return (*leading, rows, heads, width)
 
 
 def empty_rows(out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
