@@ -334,7 +334,7 @@ void weigh_tile_carefully(Run<P>& run, const Stack& stack, const Tile& tile) {
 template <class P>
 void pack_values(Run<P>& run, const Tile& tile) {
   if (run.values_in_place || run.packed_values[tile.index]) return;
-  pack_rows<P>(run.values, tile.first_key, tile_keys, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
+  pack_rows<P>(run.values, tile.first_key, tile.high, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
                block_units<P> * panel_lanes<P>, run.scratch.copies);
   run.packed_values[tile.index] = true;
 }

@@ -21,24 +21,34 @@ struct Sight {
   const uint64_t* predicted;  // [predicates][rows of the item][block_keys / 64]
 };
 
+// Numbers `step` bytes apart, widened: by whole vectors where they touch.
+template <class T>
+inline void read_numbers(Type type, const char* source, int64_t step, int64_t count, T* target) {
+  int64_t i = 0;
+  if (step == size_of(type) && (type == Type::float64) == (sizeof(T) == 8)) {
+    for (; i + lanes<T> <= count; i += lanes<T>) store(target + i, Plain<T>::load_units(type, source + i * step));
+  }
+  for (; i < count; ++i) target[i] = number_at<T>(type, source + i * step);
+}
+
 template <class T>
 void load_bias(const Strip& strip, const Tile& tile, T* target) {
   const Tensor& bias = strip.problem->bias;
-  const char* data = bias.data + batch_offset(*strip.problem, bias, strip.item->batch);
+  const char* data = bias.data + batch_offset(*strip.problem, bias, strip.item->batch) + tile.first_key * bias.column;
+  const bool is_whole = tile.high - tile.low == tile_keys;
   for (int row = 0; row < strip.rows; ++row, target += tile_keys) {
-    const char* source =
-        data + strip.head(row) * bias.head + strip.query(row) * bias.row + tile.first_key * bias.column;
-    for (int64_t key = 0; key < tile_keys; ++key) {
-      target[key] = key >= tile.low && key < tile.high ? number_at<T>(bias.type, source + key * bias.column) : T{0};
-    }
+    const char* source = data + strip.head(row) * bias.head + strip.query(row) * bias.row;
+    if (!is_whole) std::memset(target, 0, tile_keys * sizeof(T));
+    read_numbers(bias.type, source + tile.low * bias.column, bias.column, tile.high - tile.low, target + tile.low);
   }
 }
 
 template <class T>
 inline Bits bits_not_hidden(const T* bias) {
   Bits bits = {{0, 0}};
-  for (int64_t key = 0; key < tile_keys; ++key) {
-    bits.word[key >> 6] |= uint64_t{bias[key] != -Constants<T>::infinity} << (key & 63);
+  for (int64_t key = 0; key < tile_keys; key += lanes<T>) {
+    const uint32_t kept = lanes_where<T>(load(bias + key) != splat(-Constants<T>::infinity));
+    bits.word[key >> 6] |= uint64_t{kept} << (key & 63);
   }
   return bits;
 }

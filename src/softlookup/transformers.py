@@ -20,7 +20,6 @@ from typing import Any
 
 try:
     import torch
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback
     from transformers import AttentionInterface, AttentionMaskInterface
 
     from softlookup._tensors import FLOATS
@@ -97,15 +96,9 @@ def register() -> None:
 
 @functools.cache
 def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch.compile is to see it: called, never traced. Where nothing compiles, it is just called."""
+    """The function as torch.compile is to see it: called, never traced."""
     compiler: Any = torch.compiler
-    disabled: Callable[..., Any] = compiler.disable(function)
-
-    @functools.wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
-        is_watched = torch.compiler.is_compiling() or get_eval_frame_callback() is not None
-        return (disabled if is_watched else function)(*arguments, **options)
-
+    called: Callable[..., Any] = compiler.disable(function)
     return called
 
 
