@@ -3,6 +3,7 @@
 // depends on nothing but its own query and the keys visible to it (the bits rule in the numerics policy).
 #pragma once
 
+#include "amx.h"
 #include "product.h"
 #include "sight.h"
 #include "softmax.h"
@@ -11,9 +12,10 @@ namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
 // Consecutive strips that share a pass over a tile.
+template <class P>
 struct Stack {
   int count;
-  Strip strips[stack_strips];
+  Strip strips[P::stack_strips];
   int64_t first_row;  // within the item
   int64_t rows;
 
@@ -36,11 +38,17 @@ struct Run {
   Matrix keys;
   Matrix values;
   int64_t units;  // of d_k
+  T scale;        // of the products of queries and keys, as they are packed
   int64_t strips;
-  Visible visible[stack_strips] = {};  // by the strips of the current stack
-  bool values_in_place;                // values are read where they lie
-  Upcoming upcoming;                   // keys and values of the next block
-  int64_t block = 0;                   // absolute index of the current block
+  T* scores;  // of the current tile, as the three that follow
+  Unit* weights;
+  Bits* bits;
+  Visible* visible;      // by the strips of the current stack
+  bool values_in_place;  // values are read where they lie
+  Upcoming upcoming;     // keys and values of the next block
+  int64_t block = 0;     // absolute index of the current block
+  Products<P> products;
+  Visible seen[tiles_at_once<P>][P::stack_strips] = {};
   uint64_t packed_panels[block_tiles] = {};
   bool packed_values[block_tiles] = {};
 
@@ -53,23 +61,34 @@ struct Run {
         keys(key_matrix(problem_, item_, problem_.key, problem_.width)),
         values(key_matrix(problem_, item_, problem_.value, problem_.value_width)),
         units(units_of<P>(problem_.width)),
-        strips(strips_of(rows)) {
+        scale(static_cast<T>(problem_.scale)),
+        strips(strips_of(rows, P::strip_rows)) {
+    look_at(0);
     // A single strip reads each value once: a copy would only cost. The row stride must be a whole number of units.
     values_in_place = strips == 1 && P::products == 1 && size_of(values.type) == sizeof(T) &&
                       values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
                       values.columns % panel_lanes<P> == 0;
   }
 
-  Strip strip(int64_t index) const { return strip_at(problem, item, rows, index); }
-  Stack stack(int64_t first) const {
-    Stack stack = {0, {}, strip(first).first_row, 0};
-    for (int64_t index = first; index < smaller(first + stack_strips, strips); ++index) {
+  Strip strip(int64_t index) const { return strip_at(problem, item, rows, P::strip_rows, index); }
+  Stack<P> stack(int64_t first) const {
+    Stack<P> stack = {0, {}, strip(first).first_row, 0};
+    for (int64_t index = first; index < smaller(first + P::stack_strips, strips); ++index) {
       stack.strips[stack.count++] = strip(index);
       stack.rows += stack.strips[stack.count - 1].rows;
     }
     return stack;
   }
   const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
+
+  // Makes a tile of the block the current one, where tiles have scores of their own.
+  void look_at(int64_t tile) {
+    const int64_t place = tiles_at_once<P> == 1 ? 0 : tile;
+    scores = scratch.scores + place * stack_rows<P> * tile_keys;
+    weights = scratch.weights + place * stack_rows<P> * weight_step<P>;
+    bits = scratch.bits + place * stack_rows<P>;
+    visible = seen[place];
+  }
 
   void start_block(int64_t index) {
     block = index;
@@ -85,19 +104,24 @@ void pack_queries(Run<P>& run) {
   const Matrix queries = query_matrix(run.problem, run.item, run.problem.query, run.problem.width);
   for (int64_t index = 0; index < run.strips; ++index) {
     const Strip strip = run.strip(index);
-    pack_strip<P>(queries, strip.first_row, strip.rows, run.scratch.queries + strip.first_row * run.units,
-                  run.scratch.copies);
+    auto* target = run.scratch.queries + strip.first_row * run.units;
+    if constexpr (P::query_rows) {
+      pack_query_rows<P>(queries, strip.first_row, strip.rows, target);
+    } else {
+      pack_strip<P>(queries, strip.first_row, strip.rows, target, run.scratch.copies);
+    }
   }
+  if (P::scale_queries(run.scratch.queries, run.rows * run.units, run.scale)) run.scale = 1;
 }
 
 // What each strip of the stack sees of the tile; false where none sees anything.
 template <class P>
-bool see_stack(Run<P>& run, const Stack& stack, const Tile& tile) {
+bool see_stack(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   bool any = false;
   for (int i = 0; i < stack.count; ++i) {
     const int64_t place = stack.place(stack.strips[i]);
     run.visible[i] = see<typename P::Number>(
-        stack.strips[i], tile, {run.scratch.bits + place, run.scratch.bias + place * tile_keys, run.scratch.predicted});
+        stack.strips[i], tile, {run.bits + place, run.scratch.bias + place * tile_keys, run.scratch.predicted});
     any = any || run.visible[i].first < run.visible[i].last;
   }
   return any;
@@ -128,8 +152,7 @@ void pack_keys(Run<P>& run, const Tile& tile, int64_t panel) {
 }
 
 template <class P>
-void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
-  const auto scale = static_cast<typename P::Number>(run.problem.scale);
+void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   for (int64_t start = 0; start < tile_panels<P>; start += panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const Strip& strip = stack.strips[i];
@@ -138,19 +161,33 @@ void score_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
       const int64_t last = smaller(start + panels_at_once, seen.last);
       run.upcoming.ask(lines_at_once);
       for (int64_t panel = first; panel < last; ++panel) pack_keys(run, tile, panel);
-      auto* scores = run.scratch.scores + stack.place(strip) * tile_keys;
-      with_panels(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
-        score_panels<P, rows.count, tile_keys, panels.count>(run.queries_of(strip), key_panel(run, tile, panel),
-                                                             run.units, scale, scores + panel * panel_lanes<P>);
-      });
+      auto* scores = run.scores + stack.place(strip) * tile_keys;
+      if constexpr (P::whole_blocks) {
+        for (int64_t panel = first; panel < last; ++panel) {
+          run.products.score(run.queries_of(strip), key_panel(run, tile, panel), run.units, strip.rows, run.scale,
+                             scores + panel * panel_lanes<P>);
+        }
+      } else {
+        with_panels(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
+          score_panels<P, rows.count, tile_keys, panels.count>(run.queries_of(strip), key_panel(run, tile, panel),
+                                                               run.units, run.scale, scores + panel * panel_lanes<P>);
+        });
+      }
     }
   }
 }
 
+// The keys around the visible ones that a product takes at once.
+template <class P>
+Visible widened(const Visible& visible) {
+  constexpr int64_t count = P::units_together * P::products;
+  return {visible.first / count * count, (visible.last + count - 1) / count * count, visible.whole};
+}
 template <class P>
 VectorRange vectors_of(const Visible& visible) {
   constexpr int64_t count = lanes<typename P::Number>;
-  return {visible.first / count, (visible.last + count - 1) / count};
+  const Visible keys = widened<P>(visible);
+  return {keys.first / count, (keys.last + count - 1) / count};
 }
 
 // Softcap, bias and mask, in this order, over the vectors of a tile that hold visible keys.
@@ -161,9 +198,9 @@ void edit_strip(Run<P>& run, int64_t place, int height, const Visible& visible) 
   const T softcap = static_cast<T>(run.problem.softcap);
   const bool has_bias = run.problem.bias.data != nullptr;
   for (int64_t row = place; row < place + height; ++row) {
-    T* scores = run.scratch.scores + row * tile_keys;
+    T* scores = run.scores + row * tile_keys;
     const T* bias = run.scratch.bias + row * tile_keys;
-    const Bits bits = run.scratch.bits[row];
+    const Bits bits = run.bits[row];
     for (int64_t v = range.first; v < range.last; ++v) {
       const int64_t key = v * lanes<T>;
       Vector<T> s = load(scores + key);
@@ -179,7 +216,7 @@ void edit_strip(Run<P>& run, int64_t place, int height, const Visible& visible) 
 }
 
 template <class P>
-void edit_tile(Run<P>& run, const Stack& stack) {
+void edit_tile(Run<P>& run, const Stack<P>& stack) {
   const bool every = run.problem.bias.data != nullptr || run.problem.softcap > 0;
   for (int i = 0; i < stack.count; ++i) {
     const Strip& strip = stack.strips[i];
@@ -189,7 +226,7 @@ void edit_tile(Run<P>& run, const Stack& stack) {
 
 // Calls function(batch, vectors, index) for all rows of the stack that see something of the tile.
 template <class P, class Function>
-void for_each_batch(const Run<P>& run, const Stack& stack, const Function& function) {
+void for_each_batch(const Run<P>& run, const Stack<P>& stack, const Function& function) {
   constexpr int most = lanes<typename P::Number>;
   for (int i = 0; i < stack.count; ++i) {
     const Visible& visible = run.visible[i];
@@ -204,24 +241,29 @@ void for_each_batch(const Run<P>& run, const Stack& stack, const Function& funct
 
 // All maxima first: what one batch waits for is hidden behind the next one's.
 template <class P, bool with_moments>
-void softmax_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
+void softmax_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   using T = typename P::Number;
-  T* scores = run.scratch.scores;
+  T* scores = run.scores;
   Partial<P>& partial = run.scratch.partial;
-  Rise<T> rises[stack_strips * strip_vectors<P>];
+  Rise<T> rises[P::stack_strips * strip_vectors<P>];
   for_each_batch(run, stack, [&](Batch batch, VectorRange range, int index) {
     raise_maxima<P>(scores, range, partial.state, batch, rises[index]);
     if constexpr (with_moments) note_keys<P>(scores, range, tile.first_key, partial.state, batch, rises[index]);
   });
   for_each_batch(run, stack, [&](Batch batch, VectorRange range, int index) {
-    exponentiate_rows<P, with_moments>(scores, run.scratch.weights, range, tile, partial, batch, rises[index],
+    exponentiate_rows<P, with_moments>(scores, run.weights, range, tile, partial, batch, rises[index],
                                        run.scratch.rescale);
   });
+}
+
+template <class P>
+void count_visible(Run<P>& run, const Stack<P>& stack) {
+  int64_t* counts = run.scratch.partial.state.visible;
   for (int i = 0; i < stack.count; ++i) {
     if (run.visible[i].first >= run.visible[i].last) continue;
     const int64_t place = stack.place(stack.strips[i]);
     for (int64_t row = place; row < place + stack.strips[i].rows; ++row) {
-      partial.state.visible[row] += run.visible[i].whole ? tile_keys : count_bits(run.scratch.bits[row]);
+      counts[row] += run.visible[i].whole ? tile_keys : count_bits(run.bits[row]);
     }
   }
 }
@@ -248,11 +290,12 @@ struct UnitRange {
 };
 template <class P>
 UnitRange units_of_visible(const Visible& visible) {
-  return {visible.first / P::products, (visible.last + P::products - 1) / P::products};
+  const Visible keys = widened<P>(visible);
+  return {keys.first / P::products, keys.last / P::products};
 }
 
 template <class P>
-void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
+void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial.state;
   const int64_t count = partial.width / panel_lanes<P>;
   for (int64_t first = 0; first < count; first += panels_at_once) {
@@ -267,7 +310,7 @@ void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
         constexpr int at_once = decltype(panels)::count;
         const auto weigh =
             run.values_in_place ? weigh_panels<P, height, at_once, keys_ahead> : weigh_panels<P, height, at_once>;
-        weigh(run.scratch.weights + place * tile_units<P> + range.first, value_panels(run, tile, panel, range.first),
+        weigh(run.weights + place * tile_units<P> + range.first, value_panels(run, tile, panel, range.first),
               range.last - range.first, run.scratch.rescale + place,
               partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
       });
@@ -281,8 +324,8 @@ void weigh_tile(Run<P>& run, const Stack& stack, const Tile& tile) {
 template <class P>
 void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Unit>& values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
-  const Bits bits = run.scratch.bits[row];
-  std::memcpy(run.scratch.clean_weights, run.scratch.weights + row * tile_units<P>,
+  const Bits bits = run.bits[row];
+  std::memcpy(run.scratch.clean_weights, run.weights + row * weight_step<P>,
               sizeof(Unit) * static_cast<size_t>(tile_units<P>));
   for (int64_t unit = first; unit < last; ++unit) {
     const Unit* source = values.units + (unit - first) * values.step;
@@ -308,7 +351,7 @@ void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Unit>& value
 
 // weigh_tile for values that may hold NaN or infinity: row by row, selecting instead of multiplying by zero.
 template <class P>
-void weigh_tile_carefully(Run<P>& run, const Stack& stack, const Tile& tile) {
+void weigh_tile_carefully(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   using T = typename P::Number;
   State<P>& partial = run.scratch.partial.state;
   const T one = 1;
@@ -337,27 +380,6 @@ void pack_values(Run<P>& run, const Tile& tile) {
   pack_rows<P>(run.values, tile.first_key, tile.high, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
                block_units<P> * panel_lanes<P>, run.scratch.copies);
   run.packed_values[tile.index] = true;
-}
-
-// One block for one stack, into the scratch's partial result.
-template <class P>
-void attend_stack(Run<P>& run, const Stack& stack, bool carefully) {
-  const auto softmax = run.problem.moments ? softmax_tile<P, true> : softmax_tile<P, false>;
-  run.scratch.partial.reset(stack.rows);
-  for (int64_t index = 0; index < block_tiles; ++index) {
-    const Tile tile = tile_at(run.problem, run.block, index);
-    if (tile.low >= tile.high || !see_stack(run, stack, tile)) continue;
-    score_tile(run, stack, tile);
-    edit_tile(run, stack);
-    softmax(run, stack, tile);
-    pack_values(run, tile);
-    if (carefully) {
-      weigh_tile_carefully(run, stack, tile);
-    } else {
-      weigh_tile(run, stack, tile);
-    }
-  }
-  gather_lanes(run.scratch.partial, stack.rows, tile_at(run.problem, run.block, 0).first_key);
 }
 
 }  // namespace

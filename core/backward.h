@@ -132,9 +132,9 @@ void differentiate_tile(Meeting<P>& meeting, const Tile& tile, typename P::Numbe
   bool seen = false;
   bool whole = true;
   const bool finite = meeting.block_finite && meeting.tile_finite;
-  const int64_t strips = strips_of(meeting.rows);
+  const int64_t strips = strips_of(meeting.rows, strip_rows);
   for (int64_t index = 0; index < strips; ++index) {
-    const Strip strip = strip_at(meeting.problem, meeting.item, meeting.rows, index);
+    const Strip strip = strip_at(meeting.problem, meeting.item, meeting.rows, strip_rows, index);
     meeting.upcoming.ask(lines_at_once);
     const Visible visible = slope_strip(meeting, strip, tile);
     seen = seen || visible.first < visible.last;
@@ -144,9 +144,9 @@ void differentiate_tile(Meeting<P>& meeting, const Tile& tile, typename P::Numbe
     }
   }
   if (!seen) return;
-  const int64_t key_strips = strips_of(tile_keys);
+  const int64_t key_strips = strips_of(tile_keys, strip_rows);
   for (int64_t index = 0; index < key_strips; ++index) {
-    const Strip keys = strip_at(meeting.problem, meeting.item, tile_keys, index);
+    const Strip keys = strip_at(meeting.problem, meeting.item, tile_keys, strip_rows, index);
     const RowRange range =
         whole ? RowRange{0, meeting.rows} : rows_that_see(meeting, keys.first_row, keys.first_row + keys.rows);
     if (range.first >= range.last) continue;

@@ -29,6 +29,11 @@ extern const Limits limits;
 namespace x86_64_v4_bf16 {
 extern const Limits limits;
 }
+#if SOFTLOOKUP_AMX
+namespace x86_64_v4_amx {
+extern const Limits limits;
+}
+#endif
 #elif defined(__aarch64__)
 namespace arm64 {
 extern const Limits limits;
@@ -45,7 +50,12 @@ constexpr int64_t line_words = 16;  // of a cache line, which no two threads sha
 
 const Limits& limits_of(const std::string& isa) {
 #if defined(__x86_64__)
-  static const Limits* const all[] = {&x86_64::limits, &x86_64_v3::limits, &x86_64_v4::limits, &x86_64_v4_bf16::limits};
+  static const Limits* const all[] = {
+      &x86_64::limits,        &x86_64_v3::limits, &x86_64_v4::limits, &x86_64_v4_bf16::limits,
+#if SOFTLOOKUP_AMX
+      &x86_64_v4_amx::limits,
+#endif
+  };
 #elif defined(__aarch64__)
   static const Limits* const all[] = {&arm64::limits};
 #endif

@@ -2,7 +2,7 @@
 // scores.
 #pragma once
 
-#include "attention.h"
+#include "block.h"
 
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
@@ -61,7 +61,9 @@ template <class P>
 bool enter_block(Run<P>& run, int64_t block) {
   run.start_block(block);
   if (label_of_block(run.problem, run.item, block) == Label::empty) return false;
-  return run.problem.predicates == 0 || predict(run.problem, run.item, run.block, run.scratch);
+  if (run.problem.predicates == 0) return true;
+  run.products.pause();
+  return predict(run.problem, run.item, run.block, run.scratch);
 }
 
 template <class P>
@@ -89,8 +91,8 @@ void attend(const Problem& problem, const Item& item, BlockRange blocks, char* s
     if (problem.stopped(problem.context)) return;
     if (!enter_block(run, block)) continue;
     if (block + 1 < blocks.last && !run.values_in_place) ask_for_block(run, block + 1);
-    for (int64_t index = 0; index < run.strips; index += stack_strips) {
-      const Stack stack = run.stack(index);
+    for (int64_t index = 0; index < run.strips; index += P::stack_strips) {
+      const Stack<P> stack = run.stack(index);
       attend_stack(run, stack, false);
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
       const State<P>& partial = run.scratch.partial.state;
@@ -132,7 +134,14 @@ void store_numbers(Type type, int64_t step, char* target, const T* numbers, int6
     std::memcpy(target, numbers, static_cast<size_t>(count) * sizeof(T));
     return;
   }
-  for (int64_t i = 0; i < count; ++i) put_number(type, target + i * step, static_cast<double>(numbers[i]));
+  int64_t stored = 0;
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const bool whole = type == Type::bfloat16 && step == size_of(type);
+    for (; whole && stored + lanes<T> <= count; stored += lanes<T>) {
+      store_bfloat16(reinterpret_cast<uint16_t*>(target + stored * step), load(numbers + stored));
+    }
+  }
+  for (int64_t i = stored; i < count; ++i) put_number(type, target + i * step, static_cast<double>(numbers[i]));
 }
 
 // Divides by the sum, with the head's sink in it, rounds once to the output's type and stores.
@@ -195,8 +204,8 @@ void scores(const Problem& problem, const Item& item, BlockRange blocks, char* s
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
     if (problem.stopped(problem.context)) return;
     const bool seen = enter_block(run, block);
-    for (int64_t index = 0; index < run.strips; index += stack_strips) {
-      const Stack stack = run.stack(index);
+    for (int64_t index = 0; index < run.strips; index += P::stack_strips) {
+      const Stack<P> stack = run.stack(index);
       for (int64_t place = 0; place < block_tiles; ++place) {
         const Tile tile = tile_at(problem, block, place);
         if (tile.low >= tile.high) continue;

@@ -144,8 +144,8 @@ void pack_tile(Meeting<P>& meeting) {
   const Matrix queries = query_matrix(problem, meeting.item, problem.query, problem.width);
   const Matrix outputs = query_matrix(problem, meeting.item, meeting.gradients.output_slope, problem.value_width);
   meeting.rows = queries.rows;
-  for (int64_t index = 0; index < strips_of(meeting.rows); ++index) {
-    const Strip strip = strip_at(problem, meeting.item, meeting.rows, index);
+  for (int64_t index = 0; index < strips_of(meeting.rows, strip_rows); ++index) {
+    const Strip strip = strip_at(problem, meeting.item, meeting.rows, strip_rows, index);
     pack_strip<P>(queries, strip.first_row, strip.rows, scratch.query_strips + strip.first_row * problem.width,
                   scratch.copies);
     pack_strip<P>(outputs, strip.first_row, strip.rows, scratch.output_strips + strip.first_row * problem.value_width,

@@ -8,7 +8,7 @@ namespace {
 
 // The backward pass widens what it reads: G is the arithmetic of its sums.
 template <class P, class G = P>
-constexpr Arithmetic arithmetic = {strip_rows,
+constexpr Arithmetic arithmetic = {P::strip_rows,
                                    scratch_bytes<P>,
                                    state_bytes<P>,
                                    visible_blocks,
@@ -23,7 +23,9 @@ constexpr Arithmetic arithmetic = {strip_rows,
                                    start_gradients<G>,
                                    differentiate<G>};
 
-#if SOFTLOOKUP_BFLOAT16_DOT
+#if SOFTLOOKUP_MATRIX_TILES
+using Bfloat16 = TiledBfloat16;
+#elif SOFTLOOKUP_BFLOAT16_DOT
 using Bfloat16 = PairedBfloat16;
 #else
 using Bfloat16 = Plain<float>;

@@ -3,6 +3,7 @@
 // hides the value, and where it ends is checked.
 #include "limits.h"
 
+#include "amx.h"
 #include "elementary.h"
 
 namespace softlookup {
@@ -107,6 +108,53 @@ bool multiply_and_add(int64_t rounds) {
   for (int chain = 1; chain < chains; ++chain) wrong |= sums[chain] != splat(static_cast<Lane>(chain + gain));
   return !any_lane(wrong);
 }
+
+#if SOFTLOOKUP_MATRIX_TILES
+constexpr int64_t tile_operations = 2 * tile_side * tile_side * 2 * tile_side;  // two products a unit
+
+// One product into each of tiles 0 .. chains - 1.
+template <int chains>
+inline void multiply_into_all() {
+  if constexpr (chains > 1) multiply_into_all<chains - 1>();
+  multiply_tiles<chains - 1, 6, 7>();
+}
+template <int chains>
+inline bool every_sum_is(float expected) {
+  float sums[tile_side * tile_side];
+  store_tile<chains - 1>(sums, tile_side * sizeof(float));
+  bool as_expected = true;
+  for (const float sum : sums) as_expected &= sum == expected;
+  if constexpr (chains > 1) return every_sum_is<chains - 1>(expected) && as_expected;
+  return as_expected;
+}
+template <int chains>
+inline void clear_all() {
+  if constexpr (chains > 1) clear_all<chains - 1>();
+  clear_tile<chains - 1>();
+}
+
+template <int chains>
+bool multiply_in_tiles(int64_t rounds) {
+  static_assert(chains <= 6, "tiles 6 and 7 hold the factors");
+  uint32_t left[tile_side * tile_side];
+  uint32_t right[tile_side * tile_side];
+  for (uint32_t& pair : left) pair = 0x3f803f80u;   // 1, 1
+  for (uint32_t& pair : right) pair = 0x3f003f00u;  // 1/2, 1/2
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) {
+    shapes.rows[tile] = tile_side;
+    shapes.row_bytes[tile] = tile_side * sizeof(uint32_t);
+  }
+  load_shapes(shapes);
+  clear_all<chains>();
+  load_tile<6>(left, tile_side * sizeof(uint32_t));
+  load_tile<7>(right, tile_side * sizeof(uint32_t));
+  for (int64_t round = 0; round < rounds; ++round) multiply_into_all<chains>();
+  const bool as_expected = every_sum_is<chains>(static_cast<float>(rounds * tile_side));
+  release_tiles();
+  return as_expected;
+}
+#endif
 
 // ---- the exponential that the softmax uses ----
 
@@ -219,6 +267,10 @@ constexpr LimitLoop loops[] = {
     peak<DotInt8, many_dots>("dot_int8"),
     peak<DotInt16, few_dots>("dot_int16"),
     peak<DotInt16, many_dots>("dot_int16"),
+#endif
+#if SOFTLOOKUP_MATRIX_TILES
+    {"tile_bfloat16", 4, 4 * tile_operations, multiply_in_tiles<4>},
+    {"tile_bfloat16", 6, 6 * tile_operations, multiply_in_tiles<6>},
 #endif
 };
 

@@ -151,7 +151,7 @@ void exponentiate_rows(const typename P::Number* scores, typename P::Unit* weigh
   const auto key_offset = static_cast<typename P::Number>(tile.index * tile_keys);
   for (int row = 0; row < batch.count; ++row) {
     const int64_t place = batch.first + row;
-    exponentiate_row<P, with_moments>(scores + place * tile_keys, weights + place * tile_units<P>, range, key_offset,
+    exponentiate_row<P, with_moments>(scores + place * tile_keys, weights + place * weight_step<P>, range, key_offset,
                                       partial.sums, place, rise, row);
     partial.state.maximum[place] = rise.after[row];
     rescale[place] = rise.factor[row];

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "elementary.h"
+#include "halves.h"
 #include "kernels.h"
 
 namespace softlookup::SOFTLOOKUP_ISA {
@@ -77,12 +78,25 @@ inline void put_number(Type type, char* target, double value) {
   }
 }
 
+// What an arithmetic whose sums stand in vector registers asks of the layouts and of the order of work.
+struct InRegisters {
+  static constexpr int units_together = 1;
+  static constexpr bool query_rows = false;    // queries row by row, not unit by unit
+  static constexpr bool whole_blocks = false;  // scores of all tiles of a block before values are weighed
+  static constexpr int strip_rows = SOFTLOOKUP_ISA::strip_rows;
+  static constexpr int stack_strips = 4;
+
+  // Whether queries took the scale up, exactly, and the products need none.
+  static bool scale_queries(const void*, int64_t, double) { return false; }
+};
+
 // One float or double a unit; half-precision sources are widened when they are packed.
 template <class T>
-struct Plain {
+struct Plain : InRegisters {
   using Number = T;
   using Unit = T;
   static constexpr int products = 1;
+  static constexpr bool weights_over_scores = true;
 
   static Vector<T> multiply_add(Unit a, Vector<Unit> b, Vector<T> c) { return fma(splat(a), b, c); }
 
@@ -116,10 +130,11 @@ struct Plain {
 #if SOFTLOOKUP_BFLOAT16_DOT
 // Two bfloat16 a unit, multiplied and added by one instruction: neighbours in d for the scores, neighbouring keys for
 // the weighted sum.
-struct PairedBfloat16 {
+struct PairedBfloat16 : InRegisters {
   using Number = float;
   using Unit = uint32_t;
   static constexpr int products = 2;
+  static constexpr bool weights_over_scores = false;
 
   static Vector<float> multiply_add(Unit a, Vector<Unit> b, Vector<float> c) { return dot_bfloat16(splat(a), b, c); }
 
@@ -165,13 +180,21 @@ template <class P>
 constexpr int tile_panels = static_cast<int>(tile_keys) / panel_lanes<P>;
 template <class P>
 constexpr int64_t tile_units = tile_keys / P::products;
+// From one row of weights to the next.
+template <class P>
+constexpr int64_t weight_step = P::weights_over_scores ? tile_keys : tile_units<P>;
+// Tiles whose scores are kept at a time.
+template <class P>
+constexpr int64_t tiles_at_once = P::whole_blocks ? block_tiles : 1;
 template <class P>
 constexpr int64_t block_units = block_keys / P::products;
 static_assert(tile_keys % (panel_vectors * lanes<float>) == 0 && tile_keys % (panel_vectors * lanes<double>) == 0);
 
+// Zeros fill the last of the units that a product takes together.
 template <class P>
 inline int64_t units_of(int64_t elements) {
-  return (elements + P::products - 1) / P::products;
+  constexpr int64_t together = P::units_together * P::products;
+  return (elements + together - 1) / together * P::units_together;
 }
 template <class P>
 inline int64_t padded_width(int64_t value_width) {
@@ -304,7 +327,7 @@ void pack_key_panel(const Matrix& keys, int64_t first, typename P::Unit* panel, 
 
 // Vectors that hold a strip's rows of one unit, and the rows that they have room for.
 template <class P>
-constexpr int strip_vectors = (strip_rows + lanes<typename P::Unit> - 1) / lanes<typename P::Unit>;
+constexpr int strip_vectors = (P::strip_rows + lanes<typename P::Unit> - 1) / lanes<typename P::Unit>;
 template <class P>
 constexpr int gathered_rows = strip_vectors<P> * lanes<typename P::Unit>;
 

@@ -152,12 +152,13 @@ struct Strip {
   int64_t head(int row) const { return item->key_head * group() + (first_row + row) % group(); }
 };
 
-inline int64_t strips_of(int64_t rows) { return (rows + strip_rows - 1) / strip_rows; }
+// Of at most `most` rows each.
+inline int64_t strips_of(int64_t rows, int most) { return (rows + most - 1) / most; }
 
 // Strips of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
-inline Strip strip_at(const Problem& problem, const Item& item, int64_t rows, int64_t index) {
-  const int64_t height = rows / strips_of(rows);
-  const int64_t taller = rows % strips_of(rows);
+inline Strip strip_at(const Problem& problem, const Item& item, int64_t rows, int most, int64_t index) {
+  const int64_t height = rows / strips_of(rows, most);
+  const int64_t taller = rows % strips_of(rows, most);
   const int64_t first = index * height + smaller(index, taller);
   return {&problem, &item, first, static_cast<int>(height + (index < taller ? 1 : 0))};
 }

@@ -119,10 +119,9 @@ struct Partial {
   }
 };
 
-// Strips that take turns at one panel of keys or values while it is in the nearest cache.
-constexpr int stack_strips = 4;
-constexpr int stack_rows = stack_strips * strip_rows;
-static_assert(stack_rows % lanes<float> == 0, "lanes are gathered by whole vectors of rows");
+// Rows of the strips that take turns at one panel of keys or values while it is in the nearest cache.
+template <class P>
+constexpr int stack_rows = P::stack_strips * P::strip_rows;
 
 template <class P>
 struct Scratch {
@@ -132,13 +131,13 @@ struct Scratch {
   Unit* queries;        // strip after strip, each [units of d_k][rows of the strip]
   Unit* keys;           // one block: [panels][units of d_k][panel_lanes]
   Unit* values;         // one block: [panels of d_v][units of keys][panel_lanes]
-  T* scores;            // [stack_rows][tile_keys]
-  Unit* weights;        // [stack_rows][tile_keys / products]; over the scores where a unit is one number
+  T* scores;            // [tiles_at_once][stack_rows][tile_keys]
+  Unit* weights;        // [tiles_at_once][stack_rows][weight_step], perhaps over the scores
   T* bias;              // [stack_rows][tile_keys]
-  Bits* bits;           // [stack_rows]
+  Bits* bits;           // [tiles_at_once][stack_rows]
   T* rescale;           // [stack_rows]
   Unit* clean_values;   // one panel of a tile without what is hidden
-  Unit* clean_weights;  // [tile_keys / products]
+  Unit* clean_weights;  // [weight_step]
   T* row;               // one row of output
   char* copies;         // rows gathered from strided arrays
   uint64_t* predicted;  // [predicates][rows][block_keys / 64]
@@ -150,19 +149,20 @@ struct Scratch {
       : queries(carver.take<Unit>(rows * units_of<P>(problem.width) + lanes<Unit>)),
         keys(carver.take<Unit>(block_keys * units_of<P>(problem.width))),
         values(carver.take<Unit>(block_units<P> * padded_width<P>(problem.value_width))),
-        scores(carver.take<T>(stack_rows * tile_keys)),
-        weights(P::products == 1 ? reinterpret_cast<Unit*>(scores) : carver.take<Unit>(stack_rows * tile_units<P>)),
-        bias(carver.take<T>(problem.bias.data ? stack_rows * tile_keys : 0)),
-        bits(carver.take<Bits>(stack_rows)),
-        rescale(carver.take<T>(stack_rows)),
+        scores(carver.take<T>(tiles_at_once<P> * stack_rows<P> * tile_keys)),
+        weights(P::weights_over_scores ? reinterpret_cast<Unit*>(scores)
+                                       : carver.take<Unit>(stack_rows<P> * tile_units<P>)),
+        bias(carver.take<T>(problem.bias.data ? stack_rows<P> * tile_keys : 0)),
+        bits(carver.take<Bits>(tiles_at_once<P> * stack_rows<P>)),
+        rescale(carver.take<T>(stack_rows<P>)),
         clean_values(carver.take<Unit>(tile_units<P> * panel_lanes<P>)),
-        clean_weights(carver.take<Unit>(tile_units<P>)),
+        clean_weights(carver.take<Unit>(weight_step<P>)),
         row(carver.take<T>(padded_width<P>(problem.value_width))),
         copies(carver.take<char>(gathered_rows<P> * 8 * larger(problem.width, problem.value_width))),
         predicted(carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64))),
         heads(carver.take<int64_t>(problem.predicates ? rows : 0)),
         positions(carver.take<int64_t>(problem.predicates ? rows : 0)),
-        partial(problem, stack_rows, carver) {}
+        partial(problem, stack_rows<P>, carver) {}
 };
 
 template <class P>

@@ -145,7 +145,7 @@ def arrays(shape: Shape, type_name: str, seed: int = 0) -> tuple[np.ndarray, np.
 
 def rounds_weights(type_name: str, isa: str) -> bool:
     """Whether the weights meet a bfloat16 dot product, and are rounded for it."""
-    return type_name == "bfloat16" and "bf16" in isa
+    return type_name == "bfloat16" and isa.endswith(("bf16", "amx"))
 
 
 @dataclass(frozen=True)

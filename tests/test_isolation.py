@@ -42,24 +42,35 @@ SSE3_AND_4 = re.compile(
     r"p?blend|dpp[ds]|extractps|h(add|sub)p[sd]|insertps|pabs|palignr|pcmp(eq|gt)q|pextr[bdq]|phadd|pinsr[bdq]|"
     r"pm(ax|in)(s[bd]|u[dw])|pmov[sz]x|pmulld|pshufb|ptest|round[ps][sd]"
 )
+AMX = re.compile(r"(ldtilecfg|sttilecfg|tile\w+|tdp\w+)$")
 BF16_AND_VNNI = re.compile(r"(vdpbf16ps|vcvtne2ps2bf16|vcvtneps2bf16|vpdpbusds?|vpdpwssds?)")
 
 
 def above_baseline(mnemonic: str, operands: str) -> bool:
     is_vex = mnemonic.startswith("v") and (VECTOR.search(operands) or mnemonic.startswith("vzero"))
     newer = BIT_MANIPULATION.match(mnemonic) or SSE3_AND_4.match(mnemonic)
-    return bool(is_vex or newer or AVX512.search(operands))
+    return bool(is_vex or newer or AVX512.search(operands) or AMX.match(mnemonic))
 
 
 def above_v3(mnemonic: str, operands: str) -> bool:
-    return bool(AVX512.search(operands))
+    return bool(AVX512.search(operands) or AMX.match(mnemonic))
 
 
 def above_v4(mnemonic: str, operands: str) -> bool:
-    return bool(BF16_AND_VNNI.match(mnemonic))
+    return bool(BF16_AND_VNNI.match(mnemonic)) or above_v4_bf16(mnemonic, operands)
 
 
-ABOVE = {OUTSIDE: above_baseline, "x86_64": above_baseline, "x86_64_v3": above_v3, "x86_64_v4": above_v4}
+def above_v4_bf16(mnemonic: str, operands: str) -> bool:
+    return bool(AMX.match(mnemonic))
+
+
+ABOVE = {
+    OUTSIDE: above_baseline,
+    "x86_64": above_baseline,
+    "x86_64_v3": above_v3,
+    "x86_64_v4": above_v4,
+    "x86_64_v4_bf16": above_v4_bf16,
+}
 
 
 def local_name(isa: str) -> str:
@@ -141,3 +152,5 @@ def test_each_set_uses_what_it_is_for() -> None:
     assert any(YMM.search(operands) for _, _, operands in found["x86_64_v3"])
     assert any(ZMM.search(operands) for _, _, operands in found["x86_64_v4"])
     assert any(BF16_AND_VNNI.match(mnemonic) for _, mnemonic, _ in found["x86_64_v4_bf16"])
+    if "x86_64_v4_amx" in ISAS:
+        assert any(AMX.match(mnemonic) for _, mnemonic, _ in found["x86_64_v4_amx"])

@@ -55,6 +55,16 @@ def loop_of(code: Code, pattern: str) -> Code:
     return min(loops, key=len)
 
 
+def test_peaks_stay_in_tiles() -> None:
+    found = functions("multiply_in_tiles")
+    assert len(found) == 2 * ("x86_64_v4_amx" in _core.compiled_isas())
+    for name, code in found.items():
+        body = loop_of(code, "tdpbf16ps")
+        chains = int(re.search(r"multiply_in_tilesILi(\d+)E", name)[1])  # type: ignore[index]
+        assert [mnemonic for _, mnemonic, _ in body].count("tdpbf16ps") in (chains, 2 * chains), name
+        assert [line for line in body if "(" in line[2]] == [], name
+
+
 def test_peaks_stay_in_registers() -> None:
     found = functions("multiply_and_add")
     assert len(found) >= 4 * len(_core.compiled_isas())

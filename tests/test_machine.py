@@ -48,7 +48,8 @@ class TestMeasure:
             kinds = [entry.kind for entry in machine.peaks if entry.isa == isa]
             assert kinds[:2] == ["fma_float32", "fma_float64"]
             assert {entry.type for entry in machine.exponentials if entry.isa == isa} == {"float32", "float64"}
-            assert ("dot_bfloat16" in kinds) == ("dot_int8" in kinds) == isa.endswith("bf16")
+            assert ("dot_bfloat16" in kinds) == ("dot_int8" in kinds) == isa.endswith(("bf16", "amx"))
+            assert ("tile_bfloat16" in kinds) == isa.endswith("amx")
 
     def test_two_unrolls_of_everything(self, machine: Machine) -> None:
         for entry in (*machine.peaks, *machine.exponentials, *machine.reads):

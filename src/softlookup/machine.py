@@ -34,7 +34,7 @@ MOST_THREAD_COUNTS = 8  # more counts than these are not all measured
 DEFAULT_READ_BYTES = 2**28
 PAGE_MULTIPLE = 4096
 
-PEAKS = ("fma_float32", "fma_float64", "dot_bfloat16", "dot_int8", "dot_int16")
+PEAKS = ("fma_float32", "fma_float64", "dot_bfloat16", "dot_int8", "dot_int16", "tile_bfloat16")
 EXPONENTIALS = ("float32", "float64")
 
 Pair = tuple[_limits.Loop, _limits.Loop]
@@ -48,7 +48,7 @@ class Machine:
     Attributes
     ----------
     cpu, matrix_units
-        Name of the CPU, and its units for products of matrices (amx_*), whose peak is not measured.
+        Name of the CPU, and its units for products of matrices (amx_*).
     measured
         When, as ISO 8601 in UTC.
     softlookup, compiler
@@ -285,7 +285,7 @@ def _checked(
 
 
 def matrix_units() -> tuple[str, ...]:
-    """Matrix units that the system reports (Linux on x86-64); softlookup leaves them alone, peers may not.
+    """Matrix units that the system reports (Linux on x86-64); softlookup uses amx_bf16 where the process may.
 
     Examples
     --------

@@ -5,7 +5,8 @@
 
 The bandwidth is that of reading the workload's own keys and values, on the pages where they stand, in the part of the
 memory that the caches hold or do not hold. The peak is that of the instruction set in use: the better of the fused
-multiply-add and, for bfloat16, the bfloat16 dot product. Each of these is measured in two unrolls, which must agree.
+multiply-add and, for bfloat16, the bfloat16 dot product and the product of matrix tiles. Each of these is measured in
+two unrolls, which must agree.
 
 A limit is measured as a contender is. Its sample in a round lasts about as long as our call beside it (at most
 MOST_SECONDS in each loop) and counts all of that time, so that a machine whose neighbours take cycles takes them from
@@ -51,8 +52,9 @@ class LimitSampler:
         loops = _limits.loops_of(isa)
         wide = "float64" if workload.dtype == "float64" else "float32"
         self._peaks = {f"fma_{wide}_gflops": loops[f"fma_{wide}"]}
-        if workload.dtype == "bfloat16" and "dot_bfloat16" in loops:
-            self._peaks["dot_bfloat16_gflops"] = loops["dot_bfloat16"]
+        if workload.dtype == "bfloat16":
+            kinds = ("dot_bfloat16", "tile_bfloat16")
+            self._peaks |= {f"{kind}_gflops": loops[kind] for kind in kinds if kind in loops}
         self._exponential = loops[f"exp_{wide}"]
         self._streams: list[tuple[NDArray[np.uint32], int]] = []
         if workload.kind == "decode":
