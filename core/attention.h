@@ -377,7 +377,8 @@ void weigh_tile_carefully(Run<P>& run, const Stack<P>& stack, const Tile& tile) 
 template <class P>
 void pack_values(Run<P>& run, const Tile& tile) {
   if (run.values_in_place || run.packed_values[tile.index]) return;
-  pack_rows<P>(run.values, tile.first_key, tile.high, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
+  const int64_t count = widened<P>({0, tile.high, false}).last;  // no further: a short tile's packing would show
+  pack_rows<P>(run.values, tile.first_key, count, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
                block_units<P> * panel_lanes<P>, run.scratch.copies);
   run.packed_values[tile.index] = true;
 }

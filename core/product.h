@@ -22,7 +22,7 @@ inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, c
     for (int v = 0; v < vectors; ++v) {
       const Unit* source = b + v / panel_vectors * panel_step + v % panel_vectors * lanes<Unit>;
       right[v] = load(source);
-      if constexpr (units_ahead > 0) __builtin_prefetch(source + units_ahead * b_step);
+      if constexpr (units_ahead > 0) prefetch_near(source + units_ahead * b_step);
     }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; ++row) {

@@ -77,6 +77,9 @@ inline void store(T* target, Vector<T> value) {
   *reinterpret_cast<typename VectorOf<T>::unaligned*>(target) = value;
 }
 
+// Asks for a cache line, into the second level: there are more lines on their way to it at a time than to the first.
+inline void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 2); }
+
 // Value minus zero is the value, -0 and NaN included, and compiles to one broadcast.
 template <class T>
 inline Vector<T> splat(T value) {
@@ -172,20 +175,105 @@ struct Shuffle<16> {
   }
 };
 
-// Transposes lanes x lanes elements: log2(lanes) rounds in which row i is interleaved with row i + lanes / 2.
+// The same within every 16 bytes of two vectors, of 32-bit and of 64-bit elements.
+template <int count>
+struct PieceShuffle;
+template <>
+struct PieceShuffle<2> {
+  template <class V>
+  static V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 2);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 1, 3);
+  }
+};
+template <>
+struct PieceShuffle<4> {
+  template <class V>
+  static V low(V a, V b) {
+    if constexpr (sizeof(a[0]) == 8) return __builtin_shufflevector(a, b, 0, 4, 2, 6);
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    if constexpr (sizeof(a[0]) == 8) return __builtin_shufflevector(a, b, 1, 5, 3, 7);
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  }
+};
+template <>
+struct PieceShuffle<8> {
+  template <class V>
+  static V low(V a, V b) {
+    if constexpr (sizeof(a[0]) == 8) return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    if constexpr (sizeof(a[0]) == 8) return __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+};
+template <>
+struct PieceShuffle<16> {
+  template <class V>
+  static V low(V a, V b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+  }
+  template <class V>
+  static V high(V a, V b) {
+    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+};
+
+constexpr int piece_bytes = 16;
 template <class T>
-inline void transpose(Vector<T> (&rows)[lanes<T>]) {
-  constexpr int count = lanes<T>;
-  Vector<T> mixed[count];
+constexpr int piece_lanes = piece_bytes / static_cast<int>(sizeof(T));
+
+// One vector of the 16 bytes at each of the sources that lie `step` places apart.
+template <class T>
+inline Vector<T> load_pieces(const char* const* sources, int step, int64_t offset) {
+#if defined(__AVX512F__)
+  const auto piece = [&](int i) { return _mm_loadu_ps(reinterpret_cast<const float*>(sources[i * step] + offset)); };
+  __m512 joined = _mm512_maskz_broadcast_f32x4(0xffff, piece(0));
+  joined = _mm512_mask_broadcast_f32x4(joined, 0x00f0, piece(1));
+  joined = _mm512_mask_broadcast_f32x4(joined, 0x0f00, piece(2));
+  return (Vector<T>)_mm512_mask_broadcast_f32x4(joined, 0xf000, piece(3));
+#elif defined(__AVX2__)
+  const auto piece = [&](int i) { return _mm_loadu_ps(reinterpret_cast<const float*>(sources[i * step] + offset)); };
+  return (Vector<T>)_mm256_insertf128_ps(_mm256_castps128_ps256(piece(0)), piece(1), 1);
+#else
+  (void)step;
+  return load(reinterpret_cast<const T*>(sources[0] + offset));
+#endif
+}
+
+// Transposes lanes x lanes elements, `offset` bytes after each of the rows. Whoever gathers the rows' pieces of 16
+// bytes has nothing left to exchange between such pieces: half the shuffles, which one port alone does, become loads.
+template <class T>
+inline void transpose(const char* const (&rows)[lanes<T>], int64_t offset, Vector<T> (&columns)[lanes<T>]) {
+  using Wide = Vector<double>;
+  constexpr int step = piece_lanes<T>;
 #pragma GCC unroll 4
-  for (int round = 1; round < count; round *= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < count / 2; ++i) {
-      mixed[2 * i] = Shuffle<count>::low(rows[i], rows[i + count / 2]);
-      mixed[2 * i + 1] = Shuffle<count>::high(rows[i], rows[i + count / 2]);
+  for (int piece = 0; piece < lanes<T> / step; ++piece) {
+    Vector<T> own[step];
+#pragma GCC unroll 4
+    for (int i = 0; i < step; ++i) own[i] = load_pieces<T>(rows + i, step, offset + piece * piece_bytes);
+    Vector<T>* out = columns + piece * step;
+    if constexpr (step == 2) {
+      out[0] = PieceShuffle<lanes<T>>::low(own[0], own[1]);
+      out[1] = PieceShuffle<lanes<T>>::high(own[0], own[1]);
+    } else {
+      const auto low = [](Vector<T> a, Vector<T> b) { return PieceShuffle<lanes<T>>::low(a, b); };
+      const auto high = [](Vector<T> a, Vector<T> b) { return PieceShuffle<lanes<T>>::high(a, b); };
+      const Wide front[2] = {(Wide)low(own[0], own[1]), (Wide)low(own[2], own[3])};
+      const Wide back[2] = {(Wide)high(own[0], own[1]), (Wide)high(own[2], own[3])};
+      out[0] = (Vector<T>)PieceShuffle<lanes<double>>::low(front[0], front[1]);
+      out[1] = (Vector<T>)PieceShuffle<lanes<double>>::high(front[0], front[1]);
+      out[2] = (Vector<T>)PieceShuffle<lanes<double>>::low(back[0], back[1]);
+      out[3] = (Vector<T>)PieceShuffle<lanes<double>>::high(back[0], back[1]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < count; ++i) rows[i] = mixed[i];
   }
 }
 

@@ -245,7 +245,7 @@ class Upcoming {
         continue;
       }
       const char* row = matrix.at(row_, 0);
-      for (; lines > 0 && line_ < bytes; line_ += line_bytes, --lines) __builtin_prefetch(row + line_, 0, 2);
+      for (; lines > 0 && line_ < bytes; line_ += line_bytes, --lines) prefetch_near(row + line_);
       if (line_ < bytes) return;
       line_ = 0;
       ++row_;
@@ -290,20 +290,20 @@ inline void transpose_units(const Matrix& matrix, const RowSources<P>& sources, 
   constexpr int count = lanes<Unit>;
   const int64_t element = unit * P::products;
   const int64_t offset = element * size_of(matrix.type);
-  if (sources.all && matrix.columns - element >= count * P::products) {
-    for (int lane = 0; lane < count; ++lane) {
-      const char* source = sources.rows[lane] + offset;
-      __builtin_prefetch(source + ahead);
-      square[lane] = P::load_units(matrix.type, source);
-    }
-  } else {
-    for (int lane = 0; lane < count; ++lane) {
-      square[lane] = Vector<Unit>{};
-      if (!sources.rows[lane]) continue;
-      square[lane] = load_some<P>(matrix.type, sources.rows[lane] + offset, matrix.columns - element);
-    }
+  const bool are_units = size_of(matrix.type) * P::products == static_cast<int64_t>(sizeof(Unit));
+  if (are_units && sources.all && matrix.columns - element >= count * P::products) {
+    for (int lane = 0; lane < count; ++lane) prefetch_near(sources.rows[lane] + offset + ahead);
+    transpose<Unit>(sources.rows, offset, square);
+    return;
   }
-  transpose<Unit>(square);
+  Vector<Unit> rows[count];
+  const char* copies[count];
+  for (int lane = 0; lane < count; ++lane) {
+    const char* row = sources.rows[lane];
+    rows[lane] = row ? load_some<P>(matrix.type, row + offset, matrix.columns - element) : Vector<Unit>{};
+    copies[lane] = reinterpret_cast<const char*>(&rows[lane]);
+  }
+  transpose<Unit>(copies, 0, square);
 }
 
 // Packs keys first .. first + panel_lanes as [units of d_k][panel_lanes], zeros where a key lies outside [0, rows).
