@@ -44,7 +44,9 @@ MACHINE_READING = """\
 What `softlookup.machine` measures: the best of many short runs, between two interruptions. The limits in the tables
 above are measured over as long as a call lasts, with all interruptions, and may be lower.
 """
-MEMORY_READING = "Peak memory beyond inputs and outputs, one head, d 64, float32, with statistics:"
+MEMORY_READING = """\
+Peak memory beyond inputs and outputs, one head, d 64, float32, with statistics. A part of it, the scratch of every
+thread, does not grow with N, and pulls the fitted exponent below 1:"""
 GROUPS = {
     "prefill": "Prefill (GFLOP/s)",
     "decode": "Decoding (GB/s)",
