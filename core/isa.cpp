@@ -8,20 +8,15 @@ namespace {
 
 // The backward pass widens what it reads: G is the arithmetic of its sums.
 template <class P, class G = P>
-constexpr Arithmetic arithmetic = {P::strip_rows,
-                                   scratch_bytes<P>,
-                                   state_bytes<P>,
-                                   visible_blocks,
-                                   reset<P>,
-                                   attend<P>,
-                                   fold<P>,
-                                   finish<P>,
-                                   scores<P>,
-                                   gradient_queries,
-                                   gradient_scratch_bytes<G>,
-                                   query_sum_bytes<G>,
-                                   start_gradients<G>,
-                                   differentiate<G>};
+constexpr Arithmetic arithmetic = {
+    scratch_bytes<P>,   state_bytes<P>,
+    visible_blocks,     reset<P>,
+    attend<P>,          fold<P>,
+    finish<P>,          scores<P>,
+    gradient_queries,   gradient_scratch_bytes<G>,
+    query_sum_bytes<G>, start_gradients<G>,
+    differentiate<G>,
+};
 
 #if SOFTLOOKUP_MATRIX_TILES
 using Bfloat16 = TiledBfloat16;

@@ -141,7 +141,6 @@ struct Gradients {
 
 // The kernels of one arithmetic (float32, float64, or pairs of bfloat16) under one instruction set.
 struct Arithmetic {
-  int strip_rows;                                                  // query rows that share one pass over a tile
   int64_t (*scratch_bytes)(const Problem& problem, int64_t rows);  // per thread
   int64_t (*state_bytes)(const Problem& problem, int64_t rows);    // one partial result
   BlockRange (*visible_blocks)(const Problem& problem, const Item& item);

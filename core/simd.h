@@ -179,27 +179,18 @@ struct Shuffle<16> {
 template <int count>
 struct PieceShuffle;
 template <>
-struct PieceShuffle<2> {
-  template <class V>
-  static V low(V a, V b) {
-    return __builtin_shufflevector(a, b, 0, 2);
-  }
-  template <class V>
-  static V high(V a, V b) {
-    return __builtin_shufflevector(a, b, 1, 3);
-  }
-};
+struct PieceShuffle<2> : Shuffle<2> {};
 template <>
 struct PieceShuffle<4> {
   template <class V>
   static V low(V a, V b) {
     if constexpr (sizeof(a[0]) == 8) return __builtin_shufflevector(a, b, 0, 4, 2, 6);
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    return Shuffle<4>::low(a, b);
   }
   template <class V>
   static V high(V a, V b) {
     if constexpr (sizeof(a[0]) == 8) return __builtin_shufflevector(a, b, 1, 5, 3, 7);
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    return Shuffle<4>::high(a, b);
   }
 };
 template <>
@@ -286,8 +277,7 @@ struct Add {
 struct Larger {
   template <class V>
   static V apply(V a, V b) {
-    if constexpr (sizeof(V) == vector_bytes) return maximum(a, b);
-    return a > b ? a : b;
+    return maximum(a, b);
   }
 };
 
@@ -326,10 +316,6 @@ inline void reduce_rows(Vector<T> (&rows)[lanes<T>], T (&result)[lanes<T>]) {
 template <class T>
 inline T sum_of(Vector<T> value) {
   return reduce<Add, T, vector_bytes>(value);
-}
-template <class T>
-inline T largest_of(Vector<T> value) {
-  return reduce<Larger, T, vector_bytes>(value);
 }
 
 // Keeps the lanes whose bit is set, replaces the others.

@@ -36,6 +36,18 @@ inline int64_t key_of(T score, const T* scores, VectorRange range) {
   return range.first * lanes<T>;
 }
 
+// What is subtracted from scores below a top: the top, or nothing where no key was seen.
+template <class T>
+inline Vector<T> subtracted(Vector<T> top) {
+  return top == splat(-Constants<T>::infinity) ? Vector<T>{} : top;
+}
+
+// By what sums shrink that were gathered under a maximum that is no longer the top.
+template <class T>
+inline Vector<T> shrinkage(Vector<T> before, Vector<T> top) {
+  return before == top ? splat(T{1}) : exp_nonpositive<T>(before - subtracted<T>(top));
+}
+
 // Rows of one strip that are treated together, one to a lane: `count` rows from `first` of the stack on.
 struct Batch {
   int64_t first;
@@ -70,11 +82,10 @@ void raise_maxima(const typename P::Number* scores, VectorRange range, const Sta
   const Vector<T> before = load(state.maximum + batch.first);
   const Vector<T> here = load(rise.here);
   const Vector<T> after = here > before ? here : before;
-  const Vector<T> shift = after == none ? Vector<T>{} : after;
   store(rise.before, before);
   store(rise.after, after);
-  store(rise.shift, shift);
-  store(rise.factor, before == after ? splat(T{1}) : exp_nonpositive<T>(before - shift));
+  store(rise.shift, subtracted<T>(after));
+  store(rise.factor, shrinkage<T>(before, after));
 }
 
 // Scores of one row to weights e^(s - shift), added lane by lane to the row's sums. Hidden keys hold -inf and get
@@ -211,12 +222,10 @@ struct Junction {
     const Vector<T> before = load(old_maximum);
     const Vector<T> here = load(new_maximum);
     const Vector<T> top = here > before ? here : before;
-    const Vector<T> subtracted = top == splat(-Constants<T>::infinity) ? Vector<T>{} : top;
-    const Vector<T> one = splat(T{1});
     store(after, top);
-    store(shift, subtracted);
-    store(old_factor, before == top ? one : exp_nonpositive<T>(before - subtracted));
-    store(new_factor, here == top ? one : exp_nonpositive<T>(here - subtracted));
+    store(shift, subtracted<T>(top));
+    store(old_factor, shrinkage<T>(before, top));
+    store(new_factor, shrinkage<T>(here, top));
   }
 };
 

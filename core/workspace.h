@@ -138,7 +138,6 @@ struct Scratch {
   T* rescale;           // [stack_rows]
   Unit* clean_values;   // one panel of a tile without what is hidden
   Unit* clean_weights;  // [weight_step]
-  T* row;               // one row of output
   char* copies;         // rows gathered from strided arrays
   uint64_t* predicted;  // [predicates][rows][block_keys / 64]
   int64_t* heads;       // [rows]
@@ -157,7 +156,6 @@ struct Scratch {
         rescale(carver.take<T>(stack_rows<P>)),
         clean_values(carver.take<Unit>(tile_units<P> * panel_lanes<P>)),
         clean_weights(carver.take<Unit>(weight_step<P>)),
-        row(carver.take<T>(padded_width<P>(problem.value_width))),
         copies(carver.take<char>(gathered_rows<P> * 8 * larger(problem.width, problem.value_width))),
         predicted(carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64))),
         heads(carver.take<int64_t>(problem.predicates ? rows : 0)),
