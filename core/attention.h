@@ -3,116 +3,11 @@
 // depends on nothing but its own query and the keys visible to it (the bits rule in the numerics policy).
 #pragma once
 
-#include "amx.h"
-#include "product.h"
-#include "sight.h"
+#include "run.h"
 #include "softmax.h"
 
 namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
-
-// Consecutive strips that share a pass over a tile.
-template <class P>
-struct Stack {
-  int count;
-  Strip strips[P::stack_strips];
-  int64_t first_row;  // within the item
-  int64_t rows;
-
-  int64_t place(const Strip& strip) const { return strip.first_row - first_row; }
-};
-
-constexpr int lines_at_once = 12;  // of what is needed next, asked for before each strip's products
-
-// What one call of `attend` works with.
-template <class P>
-struct Run {
-  using T = typename P::Number;
-  using Unit = typename P::Unit;
-
-  const Problem& problem;
-  const Item& item;
-  Carver carver;
-  int64_t rows;
-  Scratch<P> scratch;
-  Matrix keys;
-  Matrix values;
-  int64_t units;  // of d_k
-  T scale;        // of the products of queries and keys, as they are packed
-  int64_t strips;
-  T* scores;  // of the current tile, as the three that follow
-  Unit* weights;
-  Bits* bits;
-  Visible* visible;      // by the strips of the current stack
-  bool values_in_place;  // values are read where they lie
-  Upcoming upcoming;     // keys and values of the next block
-  int64_t block = 0;     // absolute index of the current block
-  Products<P> products;
-  Visible seen[tiles_at_once<P>][P::stack_strips] = {};
-  uint64_t packed_panels[block_tiles] = {};
-  bool packed_values[block_tiles] = {};
-
-  Run(const Problem& problem_, const Item& item_, char* memory)
-      : problem(problem_),
-        item(item_),
-        carver(memory),
-        rows(item_.queries * (problem_.query_heads / problem_.key_heads)),
-        scratch(problem_, rows, carver),
-        keys(key_matrix(problem_, item_, problem_.key, problem_.width)),
-        values(key_matrix(problem_, item_, problem_.value, problem_.value_width)),
-        units(units_of<P>(problem_.width)),
-        scale(static_cast<T>(problem_.scale)),
-        strips(strips_of(rows, P::strip_rows)) {
-    look_at(0);
-    // A single strip reads each value once: a copy would only cost. The row stride must be a whole number of units.
-    values_in_place = strips == 1 && P::products == 1 && size_of(values.type) == sizeof(T) &&
-                      values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
-                      values.columns % panel_lanes<P> == 0;
-  }
-
-  Strip strip(int64_t index) const { return strip_at(problem, item, rows, P::strip_rows, index); }
-  Stack<P> stack(int64_t first) const {
-    Stack<P> stack = {0, {}, strip(first).first_row, 0};
-    for (int64_t index = first; index < smaller(first + P::stack_strips, strips); ++index) {
-      stack.strips[stack.count++] = strip(index);
-      stack.rows += stack.strips[stack.count - 1].rows;
-    }
-    return stack;
-  }
-  const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
-
-  // Makes a tile of the block the current one, where tiles have scores of their own.
-  void look_at(int64_t tile) {
-    const int64_t place = tiles_at_once<P> == 1 ? 0 : tile;
-    scores = scratch.scores + place * stack_rows<P> * tile_keys;
-    weights = scratch.weights + place * stack_rows<P> * weight_step<P>;
-    bits = scratch.bits + place * stack_rows<P>;
-    visible = seen[place];
-  }
-
-  void start_block(int64_t index) {
-    block = index;
-    for (int64_t tile = 0; tile < block_tiles; ++tile) {
-      packed_panels[tile] = 0;
-      packed_values[tile] = false;
-    }
-  }
-};
-
-template <class P>
-void pack_queries(Run<P>& run) {
-  const Matrix queries = query_matrix(run.problem, run.item, run.problem.query, run.problem.width);
-  for (int64_t index = 0; index < run.strips; ++index) {
-    const Strip strip = run.strip(index);
-    auto* target = run.scratch.queries + strip.first_row * run.units;
-    if constexpr (P::query_rows) {
-      pack_query_rows<P>(queries, strip.first_row, strip.rows, target);
-    } else {
-      pack_strip<P>(queries, strip.first_row, strip.rows, target, run.scratch.copies);
-    }
-  }
-  if (P::scale_queries(run.scratch.queries, run.rows * run.units, run.scale)) run.scale = 1;
-}
 
 // What each strip of the stack sees of the tile; false where none sees anything.
 template <class P>
@@ -127,38 +22,14 @@ bool see_stack(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   return any;
 }
 
-// The panels of a tile that hold visible keys: [first, last).
-struct PanelRange {
-  int64_t first, last;
-};
-template <class P>
-PanelRange panels_of(const Visible& visible) {
-  return {visible.first / panel_lanes<P>, (visible.last + panel_lanes<P> - 1) / panel_lanes<P>};
-}
-
-template <class P>
-typename P::Unit* key_panel(Run<P>& run, const Tile& tile, int64_t panel) {
-  return run.scratch.keys + (tile.index * tile_panels<P> + panel) * run.units * panel_lanes<P>;
-}
-
-// Whoever needs a panel of the current block's keys first packs it, so it is still in the nearest cache for the
-// product.
-template <class P>
-void pack_keys(Run<P>& run, const Tile& tile, int64_t panel) {
-  const uint64_t bit = uint64_t{1} << panel;
-  if (run.packed_panels[tile.index] & bit) return;
-  pack_key_panel<P>(run.keys, tile.first_key + panel * panel_lanes<P>, key_panel(run, tile, panel), run.scratch.copies);
-  run.packed_panels[tile.index] |= bit;
-}
-
 template <class P>
 void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
-  for (int64_t start = 0; start < tile_panels<P>; start += panels_at_once) {
+  for (int64_t start = 0; start < tile_panels<P>; start += P::panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const Strip& strip = stack.strips[i];
       const PanelRange seen = panels_of<P>(run.visible[i]);
       const int64_t first = larger(start, seen.first);
-      const int64_t last = smaller(start + panels_at_once, seen.last);
+      const int64_t last = smaller(start + P::panels_at_once, seen.last);
       run.upcoming.ask(lines_at_once);
       for (int64_t panel = first; panel < last; ++panel) pack_keys(run, tile, panel);
       auto* scores = run.scores + stack.place(strip) * tile_keys;
@@ -167,8 +38,16 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
           run.products.score(run.queries_of(strip), key_panel(run, tile, panel), run.units, strip.rows, run.scale,
                              scores + panel * panel_lanes<P>);
         }
+      } else if constexpr (P::coded) {
+        const float* row_scale = run.scratch.row_scale + strip.first_row;
+        const float* row_offset = run.scratch.row_offset + strip.first_row;
+        with_panels<P>(strip.rows, first, last, [&](auto rows, auto, int64_t panel) {
+          score_codes<P, decltype(rows)::count, tile_keys>(
+              run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset,
+              run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>);
+        });
       } else {
-        with_panels(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
+        with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
           score_panels<P, rows.count, tile_keys, panels.count>(run.queries_of(strip), key_panel(run, tile, panel),
                                                                run.units, run.scale, scores + panel * panel_lanes<P>);
         });
@@ -177,12 +56,6 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   }
 }
 
-// The keys around the visible ones that a product takes at once.
-template <class P>
-Visible widened(const Visible& visible) {
-  constexpr int64_t count = P::units_together * P::products;
-  return {visible.first / count * count, (visible.last + count - 1) / count * count, visible.whole};
-}
 template <class P>
 VectorRange vectors_of(const Visible& visible) {
   constexpr int64_t count = lanes<typename P::Number>;
@@ -268,19 +141,6 @@ void count_visible(Run<P>& run, const Stack<P>& stack) {
   }
 }
 
-// The tile's values from a panel and a unit on.
-template <class P>
-Panels<typename P::Unit> value_panels(Run<P>& run, const Tile& tile, int64_t panel, int64_t unit) {
-  using Unit = typename P::Unit;
-  if (run.values_in_place) {
-    const char* row = run.values.at(tile.first_key + unit, panel * panel_lanes<P>);
-    return {reinterpret_cast<const Unit*>(row), run.values.row / static_cast<int64_t>(sizeof(Unit)), panel_lanes<P>};
-  }
-  constexpr int64_t panel_step = block_units<P> * panel_lanes<P>;
-  const int64_t first = tile.index * tile_units<P> + unit;
-  return {run.scratch.values + panel * panel_step + first * panel_lanes<P>, panel_lanes<P>, panel_step};
-}
-
 // Values read where they lie come from memory, a few lines at a time: they are asked for this many keys ahead.
 constexpr int keys_ahead = 24;
 
@@ -294,22 +154,48 @@ UnitRange units_of_visible(const Visible& visible) {
   return {keys.first / P::products, keys.last / P::products};
 }
 
+// Weights become codes first, whose scale holds those of the values; a tile's sums are exact integers.
+template <class P>
+void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
+  State<P>& partial = run.scratch.partial.state;
+  const float largest = largest_partner(P::type, tile_keys);
+  for (int i = 0; i < stack.count; ++i) {
+    const UnitRange range = units_of_visible<P>(run.visible[i]);
+    if (range.first >= range.last) continue;
+    const VectorRange vectors = vectors_of<P>(run.visible[i]);
+    const int64_t place = stack.place(stack.strips[i]);
+    auto* codes = run.scratch.weight_codes + place * tile_units<P>;
+    for (int row = 0; row < stack.strips[i].rows; ++row) {
+      const float* weights = run.scores + (place + row) * tile_keys;
+      run.scratch.weight_scale[place + row] =
+          code_weights(weights, run.value_scale(tile), vectors.first, vectors.last, largest, codes + row * tile_units<P>);
+    }
+    with_panels<P>(stack.strips[i].rows, 0, partial.width / panel_lanes<P>, [&](auto rows, auto, int64_t panel) {
+      weigh_codes<P, decltype(rows)::count>(
+          codes + range.first, value_panels(run, tile, panel, range.first), range.last - range.first,
+          run.scratch.rescale + place, run.scratch.weight_scale + place,
+          partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
+    });
+  }
+}
+
 template <class P>
 void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial.state;
   const int64_t count = partial.width / panel_lanes<P>;
-  for (int64_t first = 0; first < count; first += panels_at_once) {
+  for (int64_t first = 0; first < count; first += P::panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const UnitRange range = units_of_visible<P>(run.visible[i]);
       if (range.first >= range.last) continue;
       const int64_t place = stack.place(stack.strips[i]);
-      const int64_t last = smaller(first + panels_at_once, count);
+      const int64_t last = smaller(first + P::panels_at_once, count);
       run.upcoming.ask(lines_at_once);
-      with_panels(stack.strips[i].rows, first, last, [&](auto rows, auto panels, int64_t panel) {
+      with_panels<P>(stack.strips[i].rows, first, last, [&](auto rows, auto panels, int64_t panel) {
         constexpr int height = decltype(rows)::count;
         constexpr int at_once = decltype(panels)::count;
-        const auto weigh =
-            run.values_in_place ? weigh_panels<P, height, at_once, keys_ahead> : weigh_panels<P, height, at_once>;
+        using Stored = typename P::Stored;
+        const auto weigh = run.values_in_place ? weigh_panels<P, height, at_once, keys_ahead, Stored>
+                                               : weigh_panels<P, height, at_once, 0, Stored>;
         weigh(run.weights + place * tile_units<P> + range.first, value_panels(run, tile, panel, range.first),
               range.last - range.first, run.scratch.rescale + place,
               partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
@@ -322,13 +208,18 @@ void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
 // finite shows even where its weight rounded to zero, because in exact arithmetic no weight is zero: such a key gets
 // the smallest weight, and its finite numbers, which would be off the scale of the others, are left out.
 template <class P>
-void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Unit>& values, int64_t first, int64_t last) {
+void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Stored>& values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
+  const auto load_units = [](const auto* source) {
+    Vector<Unit> units[1];
+    P::load_stored(source, units);
+    return units[0];
+  };
   const Bits bits = run.bits[row];
   std::memcpy(run.scratch.clean_weights, run.weights + row * weight_step<P>,
               sizeof(Unit) * static_cast<size_t>(tile_units<P>));
   for (int64_t unit = first; unit < last; ++unit) {
-    const Unit* source = values.units + (unit - first) * values.step;
+    const auto* source = values.units + (unit - first) * values.step;
     Unit* target = run.scratch.clean_values + unit * panel_lanes<P>;
     bool seen[P::products];
     bool lifted[P::products] = {};
@@ -336,11 +227,11 @@ void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Unit>& value
       const int64_t key = unit * P::products + i;
       seen[i] = bit_at(bits, key);
       if (!seen[i] || P::weight_at(run.scratch.clean_weights, key) != 0) continue;
-      for (int v = 0; v < panel_vectors; ++v) lifted[i] = lifted[i] || !P::finite(load(source + v * lanes<Unit>), i);
+      for (int v = 0; v < panel_vectors; ++v) lifted[i] = lifted[i] || !P::finite(load_units(source + v * lanes<Unit>), i);
       if (lifted[i]) P::set_weight(run.scratch.clean_weights, key, Constants<typename P::Number>::smallest);
     }
     for (int v = 0; v < panel_vectors; ++v) {
-      Vector<Unit> units = P::keep(load(source + v * lanes<Unit>), seen);
+      Vector<Unit> units = P::keep(load_units(source + v * lanes<Unit>), seen);
       for (int i = 0; i < P::products; ++i) {
         if (lifted[i]) units = P::without_finite(units, i);
       }
@@ -366,21 +257,12 @@ void weigh_tile_carefully(Run<P>& run, const Stack<P>& stack, const Tile& tile) 
           store(sums + v * lanes<T>, shrunk(load(sums + v * lanes<T>), run.scratch.rescale[row]));
         }
         clean_panel(run, row, value_panels(run, tile, panel, range.first), range.first, range.last);
-        weigh_panels<P, 1>(run.scratch.clean_weights + range.first,
-                           {run.scratch.clean_values + range.first * panel_lanes<P>, panel_lanes<P>, 0},
-                           range.last - range.first, &one, sums, partial.width);
+        const Panels<typename P::Unit> clean = {run.scratch.clean_values + range.first * panel_lanes<P>,
+                                                panel_lanes<P>, 0};
+        weigh_panels<P, 1>(run.scratch.clean_weights + range.first, clean, range.last - range.first, &one, sums, partial.width);
       }
     }
   }
-}
-
-template <class P>
-void pack_values(Run<P>& run, const Tile& tile) {
-  if (run.values_in_place || run.packed_values[tile.index]) return;
-  const int64_t count = widened<P>({0, tile.high, false}).last;  // no further: a short tile's packing would show
-  pack_rows<P>(run.values, tile.first_key, count, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
-               block_units<P> * panel_lanes<P>, run.scratch.copies);
-  run.packed_values[tile.index] = true;
 }
 
 }  // namespace

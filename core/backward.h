@@ -27,7 +27,7 @@ Visible slope_strip(Meeting<P>& meeting, const Strip& strip, const Tile& tile) {
   const T* queries = scratch.query_strips + strip.first_row * problem.width;
   const T* outputs = scratch.output_strips + strip.first_row * problem.value_width;
   const PanelRange seen = panels_of<P>(visible);
-  with_panels(strip.rows, seen.first, seen.last, [&](auto rows, auto panels, int64_t panel) {
+  with_panels<P>(strip.rows, seen.first, seen.last, [&](auto rows, auto panels, int64_t panel) {
     constexpr int height = decltype(rows)::count;
     constexpr int at_once = decltype(panels)::count;
     const int64_t place = (tile.index * tile_panels<P> + panel) * panel_lanes<P>;
@@ -82,7 +82,7 @@ void add_to_keys(Meeting<P>& meeting, const typename P::Number* numbers, const t
   const T* rows = packed + range.first * panel_lanes<P>;
   T* target = gradient + first * width;
   if (!carefully) {
-    with_panels(height, 0, width / panel_lanes<P>, [&](auto keys, auto panels, int64_t panel) {
+    with_panels<P>(height, 0, width / panel_lanes<P>, [&](auto keys, auto panels, int64_t panel) {
       add_panels<P, decltype(keys)::count, 1, slope_step, decltype(panels)::count>(
           a, rows + panel * panel_step, panel_step, count, target + panel * panel_lanes<P>, width);
     });
@@ -109,7 +109,7 @@ void add_to_queries(Meeting<P>& meeting, const Strip& strip, const Tile& tile, c
   const T* keys = meeting.scratch.key_rows + (tile.index * tile_keys + visible.first) * panel_lanes<P>;
   T* target = gradient + strip.first_row * meeting.width;
   if (!carefully) {
-    with_panels(strip.rows, 0, meeting.width / panel_lanes<P>, [&](auto rows, auto panels, int64_t panel) {
+    with_panels<P>(strip.rows, 0, meeting.width / panel_lanes<P>, [&](auto rows, auto panels, int64_t panel) {
       add_panels<P, decltype(rows)::count, slope_step, 1, decltype(panels)::count>(
           a, keys + panel * panel_step, panel_step, count, target + panel * panel_lanes<P>, meeting.width);
     });

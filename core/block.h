@@ -97,7 +97,9 @@ void attend_tiles(Run<P>& run, const Stack<P>& stack, bool carefully) {
     count_visible(run, stack);
     softmax(run, stack, tile);
     pack_values(run, tile);
-    if (carefully) {
+    if constexpr (P::coded) {
+      weigh_coded_tile(run, stack, tile);
+    } else if (carefully) {
       weigh_tile_carefully(run, stack, tile);
     } else {
       weigh_tile(run, stack, tile);

@@ -1,6 +1,6 @@
 // Two schedules, one arithmetic. With enough items for the threads, a thread folds an item's key blocks one after the
-// other. With few (decoding), blocks are computed by all threads, a window of them at a time, and each item's partial
-// results are then folded in the same order: the schedule changes, the bits do not.
+// other. With few, or where partial results are small (decoding), every block has a partial result of its own, made by
+// whichever thread is free, and each item's are then folded in the same order: the schedule changes, the bits do not.
 #include "driver.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "parallel.h"
 
@@ -19,6 +20,8 @@ namespace {
 constexpr int64_t most_rows = 768;  // a packed block of keys serves this many rows: packing costs a few percent
 constexpr int64_t least_rows = 96;  // below, packing would show
 constexpr int64_t items_a_thread = 4;
+constexpr int64_t most_partial_bytes = 4 << 20;  // of partial results at a time, unless the threads need more
+constexpr int64_t most_task_blocks = 8;
 
 // A thread has to be waited for, and woken if it sleeps: each is given no less work than this, in products. Reading a
 // number of K or V counts as some products of it.
@@ -166,78 +169,115 @@ void attend_items(Plan& plan) {
     }
     const Item item = plan.item(index);
     plan.kernels.reset(plan.problem, item, state.memory());
-    plan.kernels.attend(plan.problem, item, plan.kernels.visible_blocks(plan.problem, item), state.memory(), scratch);
+    plan.kernels.attend(plan.problem, item, plan.kernels.visible_blocks(plan.problem, item), state.memory(), 0, scratch);
     plan.kernels.finish(plan.problem, item, state.memory(), scratch);
   });
 }
 
-// Few items: `window` blocks of every item at a time, each into a slot of its own.
-void attend_split(Plan& plan, int64_t window) {
-  const Problem& problem = plan.problem;
-  const Lease lease(state_arena, plan.state_bytes * plan.items * (window + 1));
-  if (!lease.memory()) throw std::bad_alloc();
-  char* states = lease.memory();
-  const auto slot = [&](int64_t item, int64_t place) {
-    return states + (item * (window + 1) + place) * plan.state_bytes;
-  };
-  int64_t most_blocks = 0;
+// Successive blocks of one item, and the slot of the first one's partial result.
+struct Task {
+  int64_t item;
+  BlockRange blocks;
+  int64_t slot;
+};
+
+bool has_page(const Problem& problem, int64_t batch, int64_t block) {
+  const Pages& pages = problem.pages;
+  return !pages.table || (block < pages.blocks && pages.table[batch * pages.blocks + block]);
+}
+
+// The blocks of all items in their order, at most `most` to a task; what a cache does not hold is left out.
+std::vector<Task> tasks_of(const Plan& plan, int64_t most) {
+  std::vector<Task> tasks;
+  int64_t slot = 0;
   for (int64_t index = 0; index < plan.items; ++index) {
     const Item item = plan.item(index);
-    const BlockRange blocks = plan.kernels.visible_blocks(problem, item);
-    most_blocks = std::max(most_blocks, blocks.last - blocks.first);
-    plan.kernels.reset(problem, item, slot(index, 0));
-  }
-  for (int64_t start = 0; start < most_blocks; start += window) {
-    for_each(plan, plan.items * window, [&](int64_t index, char* scratch) {
-      const Item item = plan.item(index / window);
-      const BlockRange blocks = plan.kernels.visible_blocks(problem, item);
-      const int64_t block = blocks.first + start + index % window;
-      if (block >= blocks.last) return;
-      char* partial = slot(index / window, 1 + index % window);
-      plan.kernels.reset(problem, item, partial);
-      plan.kernels.attend(problem, item, {block, block + 1}, partial, scratch);
-    });
-    for (int64_t index = 0; index < plan.items; ++index) {
-      const Item item = plan.item(index);
-      const BlockRange blocks = plan.kernels.visible_blocks(problem, item);
-      const int64_t left = std::min(window, blocks.last - blocks.first - start);
-      for (int64_t place = 0; place < left; ++place) {
-        plan.kernels.fold(problem, item, slot(index, 0), slot(index, 1 + place));
+    const BlockRange visible = plan.kernels.visible_blocks(plan.problem, item);
+    for (int64_t block = visible.first; block < visible.last; ++block) {
+      if (!has_page(plan.problem, item.batch, block)) continue;
+      const bool goes_on = !tasks.empty() && tasks.back().item == index && tasks.back().blocks.last == block;
+      if (goes_on && block - tasks.back().blocks.first < most) {
+        ++tasks.back().blocks.last;
+      } else {
+        tasks.push_back({index, {block, block + 1}, slot});
       }
+      ++slot;
     }
   }
+  return tasks;
+}
+
+int64_t slots_before(const std::vector<Task>& tasks, size_t index) {
+  if (index == 0) return 0;
+  const Task& last = tasks[index - 1];
+  return last.slot + last.blocks.last - last.blocks.first;
+}
+
+// As many tasks at a time as there is room for their partial results.
+void attend_split(Plan& plan, const std::vector<Task>& tasks, int64_t slots) {
+  const Problem& problem = plan.problem;
+  const Lease lease(state_arena, plan.state_bytes * (plan.items + slots));
+  if (!lease.memory()) throw std::bad_alloc();
+  char* const partials = lease.memory() + plan.items * plan.state_bytes;
+  const auto state_of = [&](int64_t item) { return lease.memory() + item * plan.state_bytes; };
+  for (int64_t index = 0; index < plan.items; ++index) plan.kernels.reset(problem, plan.item(index), state_of(index));
+
+  for (size_t first = 0; first < tasks.size();) {
+    const int64_t first_slot = tasks[first].slot;
+    size_t last = first + 1;
+    while (last < tasks.size() && slots_before(tasks, last + 1) - first_slot <= slots) ++last;
+    const auto partial_of = [&](int64_t slot) { return partials + (slot - first_slot) * plan.state_bytes; };
+    for_each(plan, static_cast<int64_t>(last - first), [&](int64_t index, char* scratch) {
+      const Task& task = tasks[first + static_cast<size_t>(index)];
+      plan.kernels.attend(problem, plan.item(task.item), task.blocks, partial_of(task.slot), plan.state_bytes, scratch);
+    });
+    const int64_t first_item = tasks[first].item;
+    for_each(plan, tasks[last - 1].item + 1 - first_item, [&](int64_t index, char*) {
+      const int64_t item = first_item + index;
+      const auto before = [](const Task& task, int64_t wanted) { return task.item < wanted; };
+      const auto end = tasks.begin() + static_cast<std::ptrdiff_t>(last);
+      auto task = std::lower_bound(tasks.begin() + static_cast<std::ptrdiff_t>(first), end, item, before);
+      for (; task != end && task->item == item; ++task) {
+        for (int64_t place = 0; place < task->blocks.last - task->blocks.first; ++place) {
+          plan.kernels.fold(problem, plan.item(item), state_of(item), partial_of(task->slot + place));
+        }
+      }
+    });
+    first = last;
+  }
   for_each(plan, plan.items, [&](int64_t index, char* scratch) {
-    plan.kernels.finish(problem, plan.item(index), slot(index, 0), scratch);
+    plan.kernels.finish(problem, plan.item(index), state_of(index), scratch);
   });
 }
 
 }  // namespace
 
-void attend(const Problem& problem, const Kernels& kernels, Type type, int threads) {
+void attend(const Problem& problem, const Arithmetic& arithmetic, int threads) {
   if (is_empty(problem)) return;
-  Plan plan(problem, *kernels.arithmetic[static_cast<int>(type)], threads);
-  const int64_t blocks = (problem.keys + block_keys - 1) / block_keys;
-  if (plan.threads == 1 || blocks <= 1 || plan.items >= items_a_thread * plan.threads) {
+  Plan plan(problem, arithmetic, threads);
+  const int64_t blocks = (problem.keys + block_keys - 1) / block_keys + 1;
+  const bool small = plan.items * blocks * plan.state_bytes <= most_partial_bytes;
+  if (plan.threads == 1 || problem.keys <= block_keys || (plan.items >= items_a_thread * plan.threads && !small)) {
     attend_items(plan);
-  } else {
-    const int64_t window = (2 * items_a_thread * plan.threads + plan.items - 1) / plan.items;
-    attend_split(plan, std::min(window, blocks + 1));
+    return;
   }
+  const int64_t tasks_wanted = 2 * items_a_thread * plan.threads;
+  const int64_t slots = std::max(tasks_wanted, most_partial_bytes / plan.state_bytes);
+  const int64_t at_most = std::clamp<int64_t>(plan.items * (blocks - 1) / (2 * tasks_wanted), 1, most_task_blocks);
+  attend_split(plan, tasks_of(plan, at_most), slots);
 }
 
-void scores(const Problem& problem, const Kernels& kernels, Type type, int threads) {
+void scores(const Problem& problem, const Arithmetic& arithmetic, int threads) {
   if (is_empty(problem) || problem.keys == 0) return;
-  Plan plan(problem, *kernels.arithmetic[static_cast<int>(type)], threads);
-  const auto floor_block = [](int64_t position) { return position / block_keys - (position % block_keys < 0 ? 1 : 0); };
-  const BlockRange blocks = {floor_block(problem.key_start), floor_block(problem.key_start + problem.keys - 1) + 1};
+  Plan plan(problem, arithmetic, threads);
+  const BlockRange blocks = {block_of(problem.key_start), block_of(problem.key_start + problem.keys - 1) + 1};
   for_each(plan, plan.items,
            [&](int64_t index, char* scratch) { plan.kernels.scores(problem, plan.item(index), blocks, scratch); });
 }
 
-void differentiate(const Problem& problem, Gradients gradients, const Kernels& kernels, Type type, int threads) {
+void differentiate(const Problem& problem, Gradients gradients, const Arithmetic& arithmetic, int threads) {
   if (is_empty(problem) || problem.keys == 0) return;
   threads = useful_threads(problem, threads);
-  const Arithmetic& arithmetic = *kernels.arithmetic[static_cast<int>(type)];
   const int64_t heads = problem.batch * problem.key_heads;
   const int64_t tile_queries = arithmetic.gradient_queries(problem);
   const int64_t tiles = (problem.queries + tile_queries - 1) / tile_queries;

@@ -5,11 +5,11 @@
 
 namespace softlookup {
 
-// `type` is the type of q, k and v. Both throw std::bad_alloc; what a predicate raised is found in its own context.
-void attend(const Problem& problem, const Kernels& kernels, Type type, int threads);
-void scores(const Problem& problem, const Kernels& kernels, Type type, int threads);
+// All throw std::bad_alloc; what a predicate raised is found in its own context.
+void attend(const Problem& problem, const Arithmetic& arithmetic, int threads);
+void scores(const Problem& problem, const Arithmetic& arithmetic, int threads);
 
 // Fills what `gradients` asks for; its query_sums, turns and wait are set here.
-void differentiate(const Problem& problem, Gradients gradients, const Kernels& kernels, Type type, int threads);
+void differentiate(const Problem& problem, Gradients gradients, const Arithmetic& arithmetic, int threads);
 
 }  // namespace softlookup

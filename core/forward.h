@@ -59,8 +59,9 @@ bool predict(const Problem& problem, const Item& item, int64_t block, const AnyS
 // Enters the next block: false where the item sees nothing of it, or the run was stopped.
 template <class P>
 bool enter_block(Run<P>& run, int64_t block) {
-  run.start_block(block);
+  if (!run.start_block(block)) return false;
   if (label_of_block(run.problem, run.item, block) == Label::empty) return false;
+  if (run.problem.pages.rows) open_rows(run);
   if (run.problem.predicates == 0) return true;
   run.products.pause();
   return predict(run.problem, run.item, run.block, run.scratch);
@@ -81,22 +82,25 @@ void ask_for_block(Run<P>& run, int64_t block) {
 }
 
 template <class P>
-void attend(const Problem& problem, const Item& item, BlockRange blocks, char* state_memory, char* scratch) {
+void attend(const Problem& problem, const Item& item, BlockRange blocks, char* state_memory, int64_t state_step,
+            char* scratch) {
   const SubnormalsAreZero mode;
   Run<P> run(problem, item, scratch);
-  Carver carver(state_memory);
-  State<P> state(problem, run.rows, carver);
   pack_queries(run);
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
+    Carver carver(state_memory + (block - blocks.first) * state_step);
+    State<P> state(problem, run.rows, carver);
+    if (state_step) state.reset(run.rows);
     if (problem.stopped(problem.context)) return;
     if (!enter_block(run, block)) continue;
-    if (block + 1 < blocks.last && !run.values_in_place) ask_for_block(run, block + 1);
+    if (block + 1 < blocks.last && !run.values_in_place && !run.page) ask_for_block(run, block + 1);
     for (int64_t index = 0; index < run.strips; index += P::stack_strips) {
       const Stack<P> stack = run.stack(index);
       attend_stack(run, stack, false);
       // Hidden NaN or infinity times a weight of zero is NaN: what is not finite is computed again, with selection.
+      // Codes are finite.
       const State<P>& partial = run.scratch.partial.state;
-      if (!all_finite(partial.accumulator, stack.rows * partial.width)) attend_stack(run, stack, true);
+      if (!P::coded && !all_finite(partial.accumulator, stack.rows * partial.width)) attend_stack(run, stack, true);
       fold_rows(state, stack.first_row, partial, 0, stack.rows);
     }
   }
@@ -153,6 +157,8 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
   Carver carver(state_memory);
   State<P> state(problem, rows, carver);
   T* values = reinterpret_cast<T*>(scratch);
+  const Pages& pages = problem.pages;
+  const int64_t columns = (item.batch * problem.key_heads + item.key_head) * pages.value_columns;
   const Strip all = {&problem, &item, 0, static_cast<int>(rows)};
   char* data = problem.out.data + batch_offset(problem, problem.out, item.batch);
   for (int64_t row = 0; row < rows; ++row) {
@@ -168,7 +174,14 @@ void finish(const Problem& problem, const Item& item, char* state_memory, char* 
     const T sum = state.sum[row] * factor + (problem.sinks ? exp_nonpositive(sink - shift) : T{0});
     const T* source = state.accumulator + row * state.width;
     for (int64_t column = 0; column < state.width; column += lanes<T>) {
-      const Vector<T> quotient = shrunk(load(source + column), factor) / splat(sum);
+      Vector<T> quotient = shrunk(load(source + column), factor) / splat(sum);
+      if constexpr (P::coded) {
+        if (pages.value_factors) quotient *= load(pages.value_factors + columns + column);
+        if (pages.value_means) {
+          const T share = state.sum[row] * factor / sum;  // less than one where there is a sink
+          quotient = fma(splat(share), load(pages.value_means + columns + column), quotient);
+        }
+      }
       store(values + column, state.visible[row] ? quotient : Vector<T>{});
     }
     store_numbers(problem.out.type, problem.out.column, data + head * problem.out.head + query * problem.out.row,

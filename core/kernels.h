@@ -8,9 +8,12 @@
 
 namespace softlookup {
 
-enum class Type : int { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3 };
+// The last two are codes in a cache: no array of a call has them.
+enum class Type : int { float32 = 0, float64 = 1, float16 = 2, bfloat16 = 3, int8 = 4, int4 = 5 };
+constexpr int types = 6;
 
 constexpr int64_t size_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
+constexpr bool is_coded(Type type) { return type == Type::int8 || type == Type::int4; }
 
 // The bits rule: keys fall into blocks of 512 at absolute positions, each of four tiles of 128 keys.
 constexpr int64_t block_keys = 512;
@@ -80,6 +83,31 @@ struct PredicateCall {
 };
 using PredicateFunction = bool (*)(void* context, const PredicateCall& call);
 
+// The largest code of a type of codes; the smallest is its negative.
+constexpr int largest_code(Type type) { return type == Type::int8 ? 127 : 7; }
+
+// Keys and values of a cache: pages of one block each, in which the heads of one batch item follow one another. A head
+// holds its keys, its values, and for codes a scale for every key and value; or rows [block_keys][d_k] of keys whose
+// first columns are the values. They are packed as the kernels of one instruction set read them.
+struct Pages {
+  const char* const* table = nullptr;  // [batch][blocks]; null: no such page. A null table: no cache
+  int64_t blocks = 0;
+  Type type = Type::float32;
+  bool rows = false;       // keys as rows, not packed
+  int64_t row_bytes = 0;   // of these
+  int64_t head_bytes = 0;  // from one head of a page to the next
+  int64_t values = 0;      // from the start of a head to its values, and so on
+  int64_t key_scales = 0;  // float [block_keys]
+  int64_t value_scales = 0;
+  // A code stands for mean + factor * scale * code, with the mean and factor of its column; null: 0 and 1.
+  const float* key_means = nullptr;  // [batch][key_heads][key_columns], zeros past d_k
+  const float* key_factors = nullptr;
+  int64_t key_columns = 0;
+  const float* value_means = nullptr;  // [batch][key_heads][value_columns]
+  const float* value_factors = nullptr;
+  int64_t value_columns = 0;
+};
+
 struct Problem {
   int leading_axes = 0;
   int64_t leading_shape[most_leading_axes] = {};
@@ -91,6 +119,7 @@ struct Problem {
   int64_t width = 0;    // d_k
   int64_t value_width = 0;
   Tensor query, key, value, out, bias;  // bias.data is null where there is none
+  Pages pages;                          // instead of key and value, where its table is not null
   const double* sinks = nullptr;        // [query_heads]
   double scale = 1.0;
   double softcap = 0.0;  // 0: none
@@ -145,8 +174,10 @@ struct Arithmetic {
   int64_t (*state_bytes)(const Problem& problem, int64_t rows);    // one partial result
   BlockRange (*visible_blocks)(const Problem& problem, const Item& item);
   void (*reset)(const Problem& problem, const Item& item, char* state);
-  // Folds the blocks of a range into the state, left to right.
-  void (*attend)(const Problem& problem, const Item& item, BlockRange blocks, char* state, char* scratch);
+  // Folds the blocks of a range into the state, left to right; or, where `state_step` is not zero, makes of every block
+  // a state of its own, so many bytes apart.
+  void (*attend)(const Problem& problem, const Item& item, BlockRange blocks, char* state, int64_t state_step,
+                 char* scratch);
   void (*fold)(const Problem& problem, const Item& item, char* state, const char* next);
   void (*finish)(const Problem& problem, const Item& item, char* state, char* scratch);
   void (*scores)(const Problem& problem, const Item& item, BlockRange blocks, char* scratch);
@@ -159,9 +190,25 @@ struct Arithmetic {
                         int64_t block, char* scratch);
 };
 
+// How the panels of a cache are cut: `lanes` keys (or columns of values) side by side; a stored unit of one lane holds
+// `elements` successive columns (or keys); units come in groups of `units_together`.
+struct PanelLayout {
+  int64_t lanes;
+  int64_t elements;
+  int64_t unit_bytes;
+  int64_t units_together;
+};
+
+// What reads the pages of a cache of one type.
+struct Cached {
+  const Arithmetic* arithmetic;
+  PanelLayout layout;
+};
+
 struct Kernels {
   const char* name;
   const Arithmetic* arithmetic[4];  // by Type of q, k and v
+  Cached cached[types];             // by Type of the cache; none of float64
 };
 
 }  // namespace softlookup

@@ -5,6 +5,7 @@
 
 #include "amx.h"
 #include "elementary.h"
+#include "integers.h"
 
 namespace softlookup {
 namespace SOFTLOOKUP_ISA {
@@ -79,7 +80,7 @@ struct DotInt16 {
   static Vector<int32_t> left() { return splat(0x00010001); }
   static Vector<int32_t> right() { return splat(0x00010001); }
   static Vector<int32_t> apply(Vector<int32_t> sum, Vector<int32_t> left, Vector<int32_t> right) {
-    return (Vector<int32_t>)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)left, (__m512i)right);
+    return dot_int16((Vector<uint32_t>)left, (Vector<uint32_t>)right, sum);
   }
 };
 #endif

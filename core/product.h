@@ -10,28 +10,31 @@ namespace {
 // sums[row][v] += sum over i of a[row * row_step + i * unit_step] * b[i * b_step + v]: one chain over ascending i for
 // each result, whatever the number of rows, which is what the bits rule asks for. The vectors are those of one or more
 // panels, `panel_step` units apart.
-template <class P, int row_step, int unit_step, int units_ahead = 0, int rows, int vectors>
-inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, const typename P::Unit* b,
-                                                    int64_t b_step, int64_t panel_step, int64_t depth,
-                                                    Vector<typename P::Number> (&sums)[rows][vectors]) {
+template <class P, int row_step, int unit_step, int units_ahead = 0, class Stored, int rows, int vectors>
+inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, const Stored* b, int64_t b_step,
+                                                    int64_t panel_step, int64_t depth,
+                                                    Vector<typename P::Sum> (&sums)[rows][vectors]) {
   using Unit = typename P::Unit;
 #pragma GCC unroll 4
-  for (int64_t i = 0; i < depth; ++i) {
-    Vector<Unit> right[vectors];
+  for (int64_t i = 0; i < depth; i += P::units_loaded) {
+    Vector<Unit> right[vectors][P::units_loaded];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
-      const Unit* source = b + v / panel_vectors * panel_step + v % panel_vectors * lanes<Unit>;
-      right[v] = load(source);
+      const Stored* source = b + v / panel_vectors * panel_step + v % panel_vectors * lanes<Unit>;
+      P::load_stored(source, right[v]);
       if constexpr (units_ahead > 0) prefetch_near(source + units_ahead * b_step);
     }
-#pragma GCC unroll 12
-    for (int row = 0; row < rows; ++row) {
 #pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) {
-        sums[row][v] = P::multiply_add(a[row * row_step], right[v], sums[row][v]);
+    for (int unit = 0; unit < P::units_loaded; ++unit) {
+#pragma GCC unroll 12
+      for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+          sums[row][v] = P::multiply_add(a[unit * unit_step + row * row_step], right[v][unit], sums[row][v]);
+        }
       }
     }
-    a += unit_step;
+    a += P::units_loaded * unit_step;
     b += b_step;
   }
 }
@@ -47,7 +50,7 @@ struct Cut {
 
 // Scores of `height` rows against `panels` packed panels: scale times the products, to scores[row * step + lane].
 template <class P, int height, int step, int panels = 1>
-void score_panels(const typename P::Unit* queries, const typename P::Unit* keys, int64_t units,
+void score_panels(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units,
                   typename P::Number scale, typename P::Number* scores) {
   using T = typename P::Number;
   using C = Cut<height, panels>;
@@ -64,16 +67,16 @@ void score_panels(const typename P::Unit* queries, const typename P::Unit* keys,
 }
 
 // Panels of values, units `step` apart, panels `panel_step`.
-template <class Unit>
+template <class Stored>
 struct Panels {
-  const Unit* units;
+  const Stored* units;
   int64_t step;
   int64_t panel_step;
 };
 
 // A weighted sum over `units`: accumulator[row] = accumulator[row] * rescale[row] + weights[row] times the values.
-template <class P, int height, int panels = 1, int units_ahead = 0>
-void weigh_panels(const typename P::Unit* weights, const Panels<typename P::Unit>& values, int64_t units,
+template <class P, int height, int panels = 1, int units_ahead = 0, class Stored>
+void weigh_panels(const typename P::Unit* weights, const Panels<Stored>& values, int64_t units,
                   const typename P::Number* rescale, typename P::Number* accumulator, int64_t accumulator_step) {
   using T = typename P::Number;
   using C = Cut<height, panels>;
@@ -137,17 +140,17 @@ inline __attribute__((always_inline)) void with_rows(int rows, const Function& f
 
 // Calls function(Count<rows>, Count<panels>, panel) for a strip of `rows` and the panels first .. last - 1: pairs of
 // them where the strip has its full height and the registers are many.
-template <class Function>
+template <class P, class Function>
 inline __attribute__((always_inline)) void with_panels(int rows, int64_t first, int64_t last,
                                                        const Function& function) {
   int64_t panel = first;
-  if constexpr (panels_at_once == 2) {
-    if (rows == strip_rows) {
-      for (; panel + 2 <= last; panel += 2) function(Count<strip_rows>{}, Count<2>{}, panel);
+  if constexpr (P::panels_at_once == 2) {
+    if (rows == P::strip_rows) {
+      for (; panel + 2 <= last; panel += 2) function(Count<P::strip_rows>{}, Count<2>{}, panel);
     }
   }
   for (; panel < last; ++panel) {
-    with_rows<strip_rows>(rows, [&](auto count) { function(count, Count<1>{}, panel); });
+    with_rows<P::strip_rows>(rows, [&](auto count) { function(count, Count<1>{}, panel); });
   }
 }
 

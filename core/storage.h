@@ -80,7 +80,10 @@ inline void put_number(Type type, char* target, double value) {
 
 // What an arithmetic whose sums stand in vector registers asks of the layouts and of the order of work.
 struct InRegisters {
+  static constexpr bool coded = false;  // integer codes that scales belong to
   static constexpr int units_together = 1;
+  static constexpr int units_loaded = 1;  // of one stored unit
+  static constexpr int panels_at_once = SOFTLOOKUP_ISA::panels_at_once;
   static constexpr bool query_rows = false;    // queries row by row, not unit by unit
   static constexpr bool whole_blocks = false;  // scores of all tiles of a block before values are weighed
   static constexpr int strip_rows = SOFTLOOKUP_ISA::strip_rows;
@@ -88,13 +91,21 @@ struct InRegisters {
 
   // Whether queries took the scale up, exactly, and the products need none.
   static bool scale_queries(const void*, int64_t, double) { return false; }
+
+  // A vector of stored units as the units of the products.
+  template <class Unit>
+  static void load_stored(const Unit* source, Vector<Unit> (&units)[1]) {
+    units[0] = load(source);
+  }
 };
 
 // One float or double a unit; half-precision sources are widened when they are packed.
 template <class T>
 struct Plain : InRegisters {
   using Number = T;
+  using Sum = T;
   using Unit = T;
+  using Stored = T;
   static constexpr int products = 1;
   static constexpr bool weights_over_scores = true;
 
@@ -132,7 +143,9 @@ struct Plain : InRegisters {
 // the weighted sum.
 struct PairedBfloat16 : InRegisters {
   using Number = float;
+  using Sum = float;
   using Unit = uint32_t;
+  using Stored = uint32_t;
   static constexpr int products = 2;
   static constexpr bool weights_over_scores = false;
 

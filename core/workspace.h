@@ -142,6 +142,11 @@ struct Scratch {
   uint64_t* predicted;  // [predicates][rows][block_keys / 64]
   int64_t* heads;       // [rows]
   int64_t* positions;   // [rows]
+  // Where codes are multiplied, else without memory.
+  T* row_scale;         // [rows] what the product of one code of a query and one of a key is worth
+  T* row_offset;        // [rows] what the means of the keys add to every score
+  Unit* weight_codes;   // [stack_rows][tile_units]
+  T* weight_scale;      // [stack_rows]
   Partial<P> partial;   // one block of one stack
 
   Scratch(const Problem& problem, int64_t rows, Carver& carver)
@@ -160,6 +165,10 @@ struct Scratch {
         predicted(carver.take<uint64_t>(problem.predicates * rows * (block_keys / 64))),
         heads(carver.take<int64_t>(problem.predicates ? rows : 0)),
         positions(carver.take<int64_t>(problem.predicates ? rows : 0)),
+        row_scale(carver.take<T>(P::coded ? rows : 0)),
+        row_offset(carver.take<T>(P::coded ? rows : 0)),
+        weight_codes(carver.take<Unit>(P::coded ? stack_rows<P> * tile_units<P> : 0)),
+        weight_scale(carver.take<T>(P::coded ? stack_rows<P> : 0)),
         partial(problem, stack_rows<P>, carver) {}
 };
 

@@ -17,6 +17,7 @@ array([[1.    , 0.    , 0.    ],
 
 from softlookup._attention import attention, attention_weights
 from softlookup._gradients import Grads, Pullback, attention_vjp
+from softlookup._kv_cache import KVCache
 from softlookup._lookup import lookup
 from softlookup._masks import Causal, Dense, Full, Lengths, Mask, Predicate, Window
 from softlookup._merge import merge
@@ -29,6 +30,7 @@ __all__ = [
     "Dense",
     "Full",
     "Grads",
+    "KVCache",
     "Lengths",
     "Mask",
     "Predicate",

@@ -113,7 +113,7 @@ def shapes(problems: Problems, q: Any, k: Any, v: Any) -> Shapes | None:
     """The sizes of a call, from arrays that may still be of a wrong type."""
     if not (isinstance(q, np.ndarray) and isinstance(k, np.ndarray) and isinstance(v, np.ndarray)):
         return None
-    sizes = _sizes(q.shape, k.shape, v.shape)
+    sizes = sizes_of(q.shape, k.shape, v.shape)
     if isinstance(sizes, Shapes):
         return sizes
     for problem in sizes:
@@ -122,7 +122,7 @@ def shapes(problems: Problems, q: Any, k: Any, v: Any) -> Shapes | None:
 
 
 @lru_cache(maxsize=256)
-def _sizes(q: Shape, k: Shape, v: Shape) -> Shapes | list[tuple[str, str, str, str]]:
+def sizes_of(q: Shape, k: Shape, v: Shape) -> Shapes | list[tuple[str, str, str, str]]:
     """The sizes, or what is wrong with the shapes. Kept, as calls come in great numbers of the same shapes."""
     if min(len(q), len(k), len(v)) < 2:
         return [

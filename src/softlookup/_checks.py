@@ -57,10 +57,10 @@ def lookup_of(
     is_plain = mask is None and bias is None and scale is None and softcap is None and sinks is None and q_start is None
     if is_plain and type(k_start) is int and k_start == 0 and sizes is not None and sizes.plain is not None:
         return code, sizes, sizes.plain
-    return code, sizes, _scoring(problems, code, sizes, mask, bias, scale, softcap, sinks, q_start, k_start)
+    return code, sizes, scoring_of(problems, code, sizes, mask, bias, scale, softcap, sinks, q_start, k_start)
 
 
-def _scoring(
+def scoring_of(
     problems: Problems,
     code: int | None,
     sizes: Shapes | None,

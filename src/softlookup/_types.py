@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(4)
+INT8, INT4 = range(4, 6)  # codes, in caches only
 NAMES = ("float32", "float64", "float16", "bfloat16")
 EXPECTED = "float32, float64, float16 or bfloat16"
 

@@ -1,0 +1,207 @@
+// How the pages of a cache lie where they differ from what the products compute with: halves that are widened as they
+// are read, and integer codes. Queries and weights meet codes as 16-bit integers with one scale a row (weights: a row
+// and a tile), so the sums are exact integers, and the scale of each key or value comes in once, beside them.
+#pragma once
+
+#include "integers.h"
+#include "product.h"
+#include "sight.h"
+#include "workspace.h"
+
+namespace softlookup::SOFTLOOKUP_ISA {
+namespace {
+
+// What stands for a half in a page.
+struct Float16 {
+  uint16_t bits;
+};
+struct Bfloat16Half {
+  uint16_t bits;
+};
+inline void load_half(const Float16* source, Vector<float>& value) {
+  value = load_float16(reinterpret_cast<const char*>(source));
+}
+inline void load_half(const Bfloat16Half* source, Vector<float>& value) {
+  value = load_bfloat16(reinterpret_cast<const char*>(source));
+}
+
+// The arithmetic of float, over pages of halves.
+template <class Half>
+struct Widened : Plain<float> {
+  using Stored = Half;
+  using InRegisters::load_stored;  // of what was cleaned
+
+  static void load_stored(const Half* source, Vector<float> (&units)[1]) { load_half(source, units[0]); }
+};
+
+// Weights stay floats over the scores until they are coded, a tile at a time.
+struct Coded : InRegisters {
+  using Number = float;
+  using Sum = int32_t;
+  using Unit = uint32_t;  // a pair of 16-bit integers
+  static constexpr bool coded = true;
+  static constexpr int products = 2;
+  static constexpr int panels_at_once = 1;
+  static constexpr bool weights_over_scores = true;
+
+  static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_int16(splat(a), b, c); }
+  static void store_weights(Unit* row, int64_t key, Vector<float> weights) {
+    store(reinterpret_cast<float*>(row) + key, weights);
+  }
+};
+
+struct Int8 : Coded {
+  using Stored = uint16_t;  // a pair of codes
+  static constexpr Type type = Type::int8;
+
+  static void load_stored(const Stored* source, Vector<Unit> (&units)[1]) {
+    units[0] = load_int8(reinterpret_cast<const char*>(source));
+  }
+};
+
+// Pair i of the eight codes of a unit stands in bits 4 i of both its halves.
+struct Int4 : Coded {
+  using Stored = uint32_t;
+  static constexpr Type type = Type::int4;
+  static constexpr int units_together = 4;
+  static constexpr int units_loaded = 4;
+  // The operands of a stored unit take four times the registers.
+  static constexpr int strip_rows = (registers - 2) / panel_vectors - units_loaded;
+  static_assert(strip_rows > 0 && strip_rows <= SOFTLOOKUP_ISA::strip_rows);
+
+  static void load_stored(const Stored* source, Vector<Unit> (&units)[4]) {
+    load_int4(reinterpret_cast<const char*>(source), units);
+  }
+};
+
+// From one stored unit of a panel to the next: units of the products come `units_loaded` at a time.
+template <class P>
+inline int64_t stored_units(int64_t units) {
+  return units / P::units_loaded;
+}
+
+template <class P>
+constexpr PanelLayout panel_layout = {panel_lanes<P>, P::products* P::units_loaded,
+                                      static_cast<int64_t>(sizeof(typename P::Stored)),
+                                      P::units_together / P::units_loaded};
+
+// Largest magnitude of a 16-bit code whose sum of `products` products with stored codes stays below 2^31.
+inline float largest_partner(Type type, int64_t products) {
+  const int64_t fits = INT32_MAX / (largest_code(type) * larger(1, products));
+  return static_cast<float>(smaller(INT16_MAX, fits));
+}
+
+// The largest of the lanes, none of them NaN.
+struct Greater {
+  template <class V>
+  static V apply(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+inline float largest_of(Vector<float> value) { return reduce<Greater, float, vector_bytes>(value); }
+
+// By what numbers up to `top` are multiplied to become codes up to `largest`, and what a code is then worth. Numbers
+// whose steps would be subnormal are zero.
+struct Step {
+  float factor, worth;
+
+  Step(float top, float largest) {
+    const bool counts = top > Constants<float>::smallest * largest;
+    factor = counts ? largest / top : 0.0f;
+    worth = counts ? top / largest : 0.0f;
+  }
+};
+
+// Scores of `height` rows against one packed panel of codes.
+template <class P, int height, int step>
+void score_codes(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units, const float* row_scale,
+                 const float* row_offset, const float* key_scale, float* scores) {
+  Vector<int32_t> sums[height][panel_vectors] = {};
+  multiply<P, 1, height>(queries, keys, panel_lanes<P>, 0, units, sums);
+#pragma GCC unroll 12
+  for (int row = 0; row < height; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < panel_vectors; ++v) {
+      const Vector<float> product = floats_of(sums[row][v]) * splat(row_scale[row]);
+      store(scores + row * step + v * lanes<float>,
+            fma(product, load(key_scale + v * lanes<float>), splat(row_offset[row])));
+    }
+  }
+}
+
+// accumulator[row] = accumulator[row] * rescale[row] + weight_scale[row] * codes of weights times codes of values.
+template <class P, int height>
+void weigh_codes(const typename P::Unit* weights, const Panels<typename P::Stored>& values, int64_t units,
+                 const float* rescale, const float* weight_scale, float* accumulator, int64_t accumulator_step) {
+  Vector<int32_t> sums[height][panel_vectors] = {};
+  multiply<P, tile_units<P>, 1>(weights, values.units, values.step, values.panel_step, units, sums);
+#pragma GCC unroll 12
+  for (int row = 0; row < height; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < panel_vectors; ++v) {
+      float* target = accumulator + row * accumulator_step + v * lanes<float>;
+      store(target, fma(floats_of(sums[row][v]), splat(weight_scale[row]), load(target) * splat(rescale[row])));
+    }
+  }
+}
+
+// One row's weights of a tile, times the scales of their values, to codes; what a code is worth.
+inline float code_weights(const float* weights, const float* value_scale, int64_t first, int64_t last, float largest,
+                          uint32_t* codes) {
+  constexpr int vectors = static_cast<int>(tile_keys) / lanes<float>;
+  Vector<float> scaled[vectors];
+  Vector<float> top = {};
+  for (int64_t v = first; v < last; ++v) {
+    scaled[v] = load(weights + v * lanes<float>) * load(value_scale + v * lanes<float>);
+    top = maximum(scaled[v], top);
+  }
+  const Step step(largest_of(top), largest);
+  auto* halves = reinterpret_cast<int16_t*>(codes);
+  for (int64_t v = first; v < last; ++v) {
+    store_int16(halves + v * lanes<float>, nearest(scaled[v] * splat(step.factor)));
+  }
+  return step.worth;
+}
+
+// Packs rows of stored units, `units` each, as key panels: a move of whole units.
+template <class Stored, int lanes_of_panel>
+void pack_unit_rows(const Stored* rows, int64_t units, Stored* panels) {
+  for (int64_t first = 0; first < block_keys; first += lanes_of_panel) {
+    for (int64_t unit = 0; unit < units; ++unit, panels += lanes_of_panel) {
+      for (int lane = 0; lane < lanes_of_panel; ++lane) panels[lane] = rows[(first + lane) * units + unit];
+    }
+  }
+}
+
+// The code of one column in a row of stored units, as the bits of an unsigned number.
+template <class P>
+inline uint32_t code_bits(const typename P::Stored* row, int64_t column) {
+  constexpr int64_t elements = panel_layout<P>.elements;
+  const auto unit = static_cast<uint32_t>(row[column / elements]);
+  const int64_t place = column % elements;
+  if constexpr (P::type == Type::int8) return (unit >> (8 * place)) & 0xffu;
+  return (unit >> (16 * (place % 2) + 4 * (place / 2))) & 0xfu;
+}
+
+// Packs the first columns of rows of key codes as panels of values.
+template <class P>
+void pack_code_values(const typename P::Stored* rows, int64_t units, int64_t value_width,
+                      typename P::Stored* panels) {
+  using Stored = typename P::Stored;
+  constexpr int64_t elements = panel_layout<P>.elements;
+  for (int64_t first = 0; first < padded_width<P>(value_width); first += panel_lanes<P>) {
+    for (int64_t key = 0; key < block_keys; key += elements, panels += panel_lanes<P>) {
+      for (int lane = 0; lane < panel_lanes<P>; ++lane) {
+        uint32_t unit = 0;
+        for (int64_t i = 0; i < elements && first + lane < value_width; ++i) {
+          const uint32_t bits = code_bits<P>(rows + (key + i) * units, first + lane);
+          unit |= bits << (P::type == Type::int8 ? 8 * i : 16 * (i % 2) + 4 * (i / 2));
+        }
+        panels[lane] = static_cast<Stored>(unit);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace softlookup::SOFTLOOKUP_ISA

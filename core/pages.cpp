@@ -1,0 +1,214 @@
+#define SOFTLOOKUP_ISA pages  // the primitives, compiled for any CPU
+#include "pages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "storage.h"
+
+namespace softlookup {
+
+using namespace SOFTLOOKUP_ISA;
+
+namespace {
+
+int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
+// Eight codes of a stored unit of int4: code i stands in the four bits from here on.
+int nibble_place(int64_t i) { return static_cast<int>(16 * (i % 2) + 4 * (i / 2)); }
+
+// One row of elements as a row of stored units, zeros behind it.
+void to_units(const PageFormat& format, const char* elements, char* units) {
+  std::memset(units, 0, static_cast<size_t>(format.row_bytes));
+  if (format.type != Type::int4) {
+    std::memcpy(units, elements, static_cast<size_t>(format.width * element_bytes(format.type)));
+    return;
+  }
+  auto* words = reinterpret_cast<uint32_t*>(units);
+  for (int64_t column = 0; column < format.width; ++column) {
+    words[column / 8] |= (static_cast<uint32_t>(elements[column]) & 0xfu) << nibble_place(column % 8);
+  }
+}
+
+int8_t code_of_nibble(uint32_t unit, int place) {
+  const auto bits = static_cast<int>((unit >> place) & 0xfu);
+  return static_cast<int8_t>(bits < 8 ? bits : bits - 16);
+}
+
+void from_units(const PageFormat& format, const char* units, char* elements) {
+  if (format.type != Type::int4) {
+    std::memcpy(elements, units, static_cast<size_t>(format.width * element_bytes(format.type)));
+    return;
+  }
+  const auto* words = reinterpret_cast<const uint32_t*>(units);
+  for (int64_t column = 0; column < format.width; ++column) {
+    elements[column] = code_of_nibble(words[column / 8], nibble_place(column % 8));
+  }
+}
+
+// Where the units of one key begin in its panel; from one to the next it is a whole panel of lanes.
+int64_t key_place(const PageFormat& format, int64_t slot) {
+  const int64_t lanes = format.layout.lanes;
+  return slot / lanes * format.units * lanes + slot % lanes;
+}
+
+template <class Unit>
+void scatter(Unit* panels, int64_t step, const Unit* units, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) panels[i * step] = units[i];
+}
+template <class Unit>
+void gather(const Unit* panels, int64_t step, Unit* units, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) units[i] = panels[i * step];
+}
+
+// Calls function with a number of `bytes` bytes.
+template <class Function>
+void with_bytes(int64_t bytes, const Function& function) {
+  if (bytes == 1) {
+    function(uint8_t{});
+  } else if (bytes == 2) {
+    function(uint16_t{});
+  } else {
+    function(uint32_t{});
+  }
+}
+
+// Calls function(first column, columns, place) for each panel of values: where the unit of a value begins.
+template <class Function>
+void for_each_panel(const PageFormat& format, int64_t index, const Function& function) {
+  const PanelLayout& layout = format.layout;
+  const int64_t panel_bytes = block_keys / layout.elements * layout.lanes * layout.unit_bytes;
+  int64_t place = format.values + index / layout.elements * layout.lanes * layout.unit_bytes;
+  for (int64_t first = 0; first < format.value_width; first += layout.lanes, place += panel_bytes) {
+    function(first, std::min(layout.lanes, format.value_width - first), place);
+  }
+}
+
+}  // namespace
+
+int64_t element_bytes(Type type) { return is_coded(type) ? 1 : size_of(type); }
+
+PageFormat::PageFormat(Type type_, const PanelLayout& layout_, int64_t width_, int64_t value_width_, bool rows_)
+    : type(type_), layout(layout_), width(width_), value_width(value_width_), rows(rows_) {
+  constexpr int64_t line_bytes = 64;
+  units = rounded_up((width + layout.elements - 1) / layout.elements, layout.units_together);
+  row_bytes = units * layout.unit_bytes;
+  const int64_t value_units = rows ? 0 : block_keys / layout.elements * rounded_up(value_width, layout.lanes);
+  const int64_t scale_bytes = is_coded(type) ? block_keys * static_cast<int64_t>(sizeof(float)) : 0;
+  const int64_t key_bytes = rounded_up(block_keys * row_bytes, line_bytes);
+  values = rows ? 0 : key_bytes;
+  key_scales = key_bytes + rounded_up(value_units * layout.unit_bytes, line_bytes);
+  value_scales = rows ? key_scales : key_scales + scale_bytes;
+  head_bytes = value_scales + scale_bytes;
+}
+
+void PageHead::write(int64_t index, const Slot& slot) {
+  if (is_coded(format_.type)) {
+    scale(format_.value_scales, index) = slot.value_scale;
+    scale(format_.key_scales, index) = slot.key_scale;  // last: rows have one scale for both
+  }
+  if (format_.rows) {
+    to_units(format_, slot.key, head_ + index * format_.row_bytes);
+    return;
+  }
+  to_units(format_, slot.key, units_.data());
+  with_bytes(format_.layout.unit_bytes, [&](auto unit) {
+    using Unit = decltype(unit);
+    Unit* target = reinterpret_cast<Unit*>(head_) + key_place(format_, index);
+    const Unit* units = reinterpret_cast<const Unit*>(units_.data());
+    for (int64_t i = 0; i < format_.units; ++i) target[i * format_.layout.lanes] = units[i];
+  });
+  write_value(index, slot.value);
+}
+
+void PageHead::write_value(int64_t index, const char* value) {
+  const PanelLayout& layout = format_.layout;
+  for_each_panel(format_, index, [&](int64_t first, int64_t columns, int64_t place) {
+    if (format_.type == Type::int4) {
+      auto* target = reinterpret_cast<uint32_t*>(head_ + place);
+      const int shift = nibble_place(index % layout.elements);
+      for (int64_t i = 0; i < columns; ++i) {
+        const uint32_t code = static_cast<uint32_t>(value[first + i]) & 0xfu;
+        target[i] = (target[i] & ~(0xfu << shift)) | code << shift;
+      }
+      return;
+    }
+    with_bytes(element_bytes(format_.type), [&](auto element) {
+      using Element = decltype(element);
+      Element* target = reinterpret_cast<Element*>(head_ + place) + index % layout.elements;
+      const Element* source = reinterpret_cast<const Element*>(value) + first;
+      for (int64_t i = 0; i < columns; ++i) target[i * layout.elements] = source[i];
+    });
+  });
+}
+
+void PageHead::read(int64_t index, Slot& slot) {
+  if (is_coded(format_.type)) {
+    slot.key_scale = scale(format_.key_scales, index);
+    slot.value_scale = scale(format_.value_scales, index);
+  }
+  if (format_.rows) {
+    from_units(format_, head_ + index * format_.row_bytes, slot.key);
+    return;
+  }
+  with_bytes(format_.layout.unit_bytes, [&](auto unit) {
+    using Unit = decltype(unit);
+    const Unit* source = reinterpret_cast<const Unit*>(head_) + key_place(format_, index);
+    Unit* units = reinterpret_cast<Unit*>(units_.data());
+    for (int64_t i = 0; i < format_.units; ++i) units[i] = source[i * format_.layout.lanes];
+  });
+  from_units(format_, units_.data(), slot.key);
+  read_value(index, slot.value);
+}
+
+void PageHead::read_value(int64_t index, char* value) const {
+  const PanelLayout& layout = format_.layout;
+  for_each_panel(format_, index, [&](int64_t first, int64_t columns, int64_t place) {
+    if (format_.type == Type::int4) {
+      const auto* source = reinterpret_cast<const uint32_t*>(head_ + place);
+      const int shift = nibble_place(index % layout.elements);
+      for (int64_t i = 0; i < columns; ++i) value[first + i] = code_of_nibble(source[i], shift);
+      return;
+    }
+    with_bytes(element_bytes(format_.type), [&](auto element) {
+      using Element = decltype(element);
+      const Element* source = reinterpret_cast<const Element*>(head_ + place) + index % layout.elements;
+      Element* target = reinterpret_cast<Element*>(value) + first;
+      for (int64_t i = 0; i < columns; ++i) target[i] = source[i * layout.elements];
+    });
+  });
+}
+
+void read_floats(Type type, const char* source, int64_t step, int64_t count, float* numbers) {
+  if (type == Type::float32 && step == static_cast<int64_t>(sizeof(float))) {
+    std::memcpy(numbers, source, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) numbers[i] = number_at<float>(type, source + i * step);
+}
+
+float make_codes(Type type, const float* numbers, int64_t count, const Columns& columns, std::vector<float>& rest,
+                 int8_t* codes) {
+  float top = 0;
+  float nothing = 0;
+  rest.resize(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    float number = numbers[i];
+    nothing += number - number;
+    if (columns.means) number -= columns.means[i];
+    if (columns.factors) number /= columns.factors[i];
+    rest[static_cast<size_t>(i)] = number;
+    top = std::max(top, std::fabs(number));
+  }
+  if (!(nothing == 0) || !(top <= Constants<float>::largest)) return -1;
+  const auto largest = static_cast<float>(largest_code(type));
+  const bool counts = top > Constants<float>::smallest * largest;
+  const float factor = counts ? largest / top : 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = static_cast<int8_t>(std::nearbyint(rest[static_cast<size_t>(i)] * factor));
+  }
+  return counts ? top / largest : 0.0f;
+}
+
+}  // namespace softlookup

@@ -1,0 +1,70 @@
+// How rows of keys and values get into the pages of a cache, and out of them again. A row is first made a row of stored
+// units, then its units are put where the panels want them; so there is one writer for every type and instruction set.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace softlookup {
+
+// What one head of a page holds, and where.
+struct PageFormat {
+  Type type = Type::float32;
+  PanelLayout layout = {};
+  int64_t width = 0;        // d_k
+  int64_t value_width = 0;  // d_v
+  bool rows = false;        // see Pages
+  int64_t units = 0;        // stored, of one key
+  int64_t row_bytes = 0;    // of these
+  int64_t values = 0;       // bytes from the start of the head, as the others
+  int64_t key_scales = 0;
+  int64_t value_scales = 0;
+  int64_t head_bytes = 0;
+
+  PageFormat(Type type, const PanelLayout& layout, int64_t width, int64_t value_width, bool rows);
+};
+
+// The numbers of one column of codes: see Pages. Null: 0 and 1.
+struct Columns {
+  const float* means = nullptr;
+  const float* factors = nullptr;
+};
+
+// What a cache's own element is: a float of its type, or one byte for a code.
+int64_t element_bytes(Type type);
+
+// One key and its value, as contiguous elements, with their scales where they are codes. No value where pages hold rows.
+struct Slot {
+  char* key;
+  char* value;
+  float key_scale;
+  float value_scale;
+};
+
+// Writes and reads the slots of one head of a page.
+class PageHead {
+ public:
+  PageHead(const PageFormat& format, char* head) : format_(format), head_(head), units_(format.row_bytes) {}
+
+  void write(int64_t index, const Slot& slot);
+  void read(int64_t index, Slot& slot);
+
+ private:
+  void write_value(int64_t index, const char* value);
+  void read_value(int64_t index, char* value) const;
+  float& scale(int64_t area, int64_t index) const { return reinterpret_cast<float*>(head_ + area)[index]; }
+
+  const PageFormat& format_;
+  char* head_;
+  std::vector<char> units_;  // of one key
+};
+
+// Numbers `step` bytes apart, widened to float.
+void read_floats(Type type, const char* source, int64_t step, int64_t count, float* numbers);
+
+// Makes codes of numbers and says what a code is worth; negative where a number is not finite.
+float make_codes(Type type, const float* numbers, int64_t count, const Columns& columns, std::vector<float>& rest,
+                 int8_t* codes);
+
+}  // namespace softlookup
