@@ -42,14 +42,20 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
         const float* row_scale = run.scratch.row_scale + strip.first_row;
         const float* row_offset = run.scratch.row_offset + strip.first_row;
         with_panels<P>(strip.rows, first, last, [&](auto rows, auto, int64_t panel) {
-          score_codes<P, decltype(rows)::count, tile_keys>(
-              run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset,
-              run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>);
+          constexpr int height = decltype(rows)::count;
+          const auto score =
+              run.ahead ? score_codes<P, height, tile_keys, true> : score_codes<P, height, tile_keys, false>;
+          score(run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset,
+                run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>, run.ahead);
         });
       } else {
         with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
-          score_panels<P, rows.count, tile_keys, panels.count>(run.queries_of(strip), key_panel(run, tile, panel),
-                                                               run.units, run.scale, scores + panel * panel_lanes<P>);
+          constexpr int height = decltype(rows)::count;
+          constexpr int at_once = decltype(panels)::count;
+          const auto score = run.ahead && run.page ? score_panels<P, height, tile_keys, at_once, true>
+                                                   : score_panels<P, height, tile_keys, at_once, false>;
+          score(run.queries_of(strip), key_panel(run, tile, panel), run.units, run.scale,
+                scores + panel * panel_lanes<P>, run.ahead);
         });
       }
     }
@@ -141,9 +147,6 @@ void count_visible(Run<P>& run, const Stack<P>& stack) {
   }
 }
 
-// Values read where they lie come from memory, a few lines at a time: they are asked for this many keys ahead.
-constexpr int keys_ahead = 24;
-
 // The units of a tile that hold visible keys: [first, last).
 struct UnitRange {
   int64_t first, last;
@@ -167,14 +170,15 @@ void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
     auto* codes = run.scratch.weight_codes + place * tile_units<P>;
     for (int row = 0; row < stack.strips[i].rows; ++row) {
       const float* weights = run.scores + (place + row) * tile_keys;
-      run.scratch.weight_scale[place + row] =
-          code_weights(weights, run.value_scale(tile), vectors.first, vectors.last, largest, codes + row * tile_units<P>);
+      run.scratch.weight_scale[place + row] = code_weights(weights, run.value_scale(tile), vectors.first, vectors.last,
+                                                           largest, codes + row * tile_units<P>);
     }
     with_panels<P>(stack.strips[i].rows, 0, partial.width / panel_lanes<P>, [&](auto rows, auto, int64_t panel) {
-      weigh_codes<P, decltype(rows)::count>(
-          codes + range.first, value_panels(run, tile, panel, range.first), range.last - range.first,
-          run.scratch.rescale + place, run.scratch.weight_scale + place,
-          partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
+      constexpr int height = decltype(rows)::count;
+      const auto weigh = run.ahead ? weigh_codes<P, height, true> : weigh_codes<P, height, false>;
+      weigh(codes + range.first, value_panels(run, tile, panel, range.first), range.last - range.first,
+            run.scratch.rescale + place, run.scratch.weight_scale + place,
+            partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width, run.ahead);
     });
   }
 }
@@ -194,11 +198,11 @@ void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
         constexpr int height = decltype(rows)::count;
         constexpr int at_once = decltype(panels)::count;
         using Stored = typename P::Stored;
-        const auto weigh = run.values_in_place ? weigh_panels<P, height, at_once, keys_ahead, Stored>
-                                               : weigh_panels<P, height, at_once, 0, Stored>;
+        const auto weigh = run.ahead ? weigh_panels<P, height, at_once, true, Stored>
+                                     : weigh_panels<P, height, at_once, false, Stored>;
         weigh(run.weights + place * tile_units<P> + range.first, value_panels(run, tile, panel, range.first),
               range.last - range.first, run.scratch.rescale + place,
-              partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width);
+              partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width, run.ahead);
       });
     }
   }
@@ -227,7 +231,8 @@ void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Stored>& val
       const int64_t key = unit * P::products + i;
       seen[i] = bit_at(bits, key);
       if (!seen[i] || P::weight_at(run.scratch.clean_weights, key) != 0) continue;
-      for (int v = 0; v < panel_vectors; ++v) lifted[i] = lifted[i] || !P::finite(load_units(source + v * lanes<Unit>), i);
+      for (int v = 0; v < panel_vectors; ++v)
+        lifted[i] = lifted[i] || !P::finite(load_units(source + v * lanes<Unit>), i);
       if (lifted[i]) P::set_weight(run.scratch.clean_weights, key, Constants<typename P::Number>::smallest);
     }
     for (int v = 0; v < panel_vectors; ++v) {
@@ -257,9 +262,10 @@ void weigh_tile_carefully(Run<P>& run, const Stack<P>& stack, const Tile& tile) 
           store(sums + v * lanes<T>, shrunk(load(sums + v * lanes<T>), run.scratch.rescale[row]));
         }
         clean_panel(run, row, value_panels(run, tile, panel, range.first), range.first, range.last);
-        const Panels<typename P::Unit> clean = {run.scratch.clean_values + range.first * panel_lanes<P>,
-                                                panel_lanes<P>, 0};
-        weigh_panels<P, 1>(run.scratch.clean_weights + range.first, clean, range.last - range.first, &one, sums, partial.width);
+        const Panels<typename P::Unit> clean = {run.scratch.clean_values + range.first * panel_lanes<P>, panel_lanes<P>,
+                                                0};
+        weigh_panels<P, 1>(run.scratch.clean_weights + range.first, clean, range.last - range.first, &one, sums,
+                           partial.width);
       }
     }
   }

@@ -17,8 +17,8 @@ namespace {
 // `PageShape` of softlookup._pages: type, d_k, d_v, whether pages hold rows.
 PageFormat read_format(const Kernels& kernels, const nb::tuple& shape) {
   const auto type = static_cast<Type>(nb::cast<int>(shape[0]));
-  return {type, kernels.cached[static_cast<int>(type)].layout, nb::cast<int64_t>(shape[1]),
-          nb::cast<int64_t>(shape[2]), nb::cast<bool>(shape[3])};
+  return {type, kernels.cached[static_cast<int>(type)].layout, nb::cast<int64_t>(shape[1]), nb::cast<int64_t>(shape[2]),
+          nb::cast<bool>(shape[3])};
 }
 
 int64_t head_bytes(const nb::tuple& shape, nb::handle isa) { return read_format(kernels_of(isa), shape).head_bytes; }
@@ -77,7 +77,8 @@ struct Source {
   }
 };
 
-// Codes and scales of new tokens, made before any is stored. [batch, heads, tokens, columns] and [batch, heads, tokens].
+// Codes and scales of new tokens, made before any is stored. [batch, heads, tokens, columns] and [batch, heads,
+// tokens].
 struct Codes {
   std::vector<int8_t> codes;
   std::vector<float> scales;
@@ -179,8 +180,8 @@ class Appending {
   Codes codes_[2];
 };
 
-// Appends the first `counts[b]` tokens of every batch item from position `starts[b]` on, where pages stand ready. False,
-// and nothing is written, where codes were to be made of what is not finite.
+// Appends the first `counts[b]` tokens of every batch item from position `starts[b]` on, where pages stand ready.
+// False, and nothing is written, where codes were to be made of what is not finite.
 bool append(const nb::tuple& shape, nb::handle table, nb::handle starts, nb::handle counts, nb::handle k, nb::handle v,
             int type, nb::handle key_means, nb::handle key_factors, nb::handle value_means, nb::handle value_factors,
             int threads, nb::handle isa) {
@@ -259,15 +260,8 @@ void attend_cache(nb::handle q, nb::handle out, int type, int out_type, const nb
   problem.key_heads = key_heads;
   problem.keys = keys;
   problem.value_width = format.value_width;
-  problem.pages = {addresses.pages(),
-                   addresses.blocks(),
-                   format.type,
-                   format.rows,
-                   format.row_bytes,
-                   format.head_bytes,
-                   format.values,
-                   format.key_scales,
-                   format.value_scales};
+  problem.pages = {addresses.pages(), addresses.blocks(), format.type,   format.rows,       format.row_bytes,
+                   format.head_bytes, format.tile_bytes,  format.values, format.key_scales, format.value_scales};
   problem.pages.key_means = floats(call, key_means, problem.pages.key_columns);
   problem.pages.key_factors = floats(call, key_factors, problem.pages.key_columns);
   problem.pages.value_means = floats(call, value_means, problem.pages.value_columns);

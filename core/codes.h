@@ -81,7 +81,7 @@ inline int64_t stored_units(int64_t units) {
 }
 
 template <class P>
-constexpr PanelLayout panel_layout = {panel_lanes<P>, P::products* P::units_loaded,
+constexpr PanelLayout panel_layout = {panel_lanes<P>, P::products * P::units_loaded,
                                       static_cast<int64_t>(sizeof(typename P::Stored)),
                                       P::units_together / P::units_loaded};
 
@@ -113,11 +113,11 @@ struct Step {
 };
 
 // Scores of `height` rows against one packed panel of codes.
-template <class P, int height, int step>
+template <class P, int height, int step, bool asks>
 void score_codes(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units, const float* row_scale,
-                 const float* row_offset, const float* key_scale, float* scores) {
+                 const float* row_offset, const float* key_scale, float* scores, int64_t ahead) {
   Vector<int32_t> sums[height][panel_vectors] = {};
-  multiply<P, 1, height>(queries, keys, panel_lanes<P>, 0, units, sums);
+  multiply<P, 1, height, asks>(queries, keys, panel_lanes<P>, 0, units, sums, ahead);
 #pragma GCC unroll 12
   for (int row = 0; row < height; ++row) {
 #pragma GCC unroll 4
@@ -130,11 +130,12 @@ void score_codes(const typename P::Unit* queries, const typename P::Stored* keys
 }
 
 // accumulator[row] = accumulator[row] * rescale[row] + weight_scale[row] * codes of weights times codes of values.
-template <class P, int height>
+template <class P, int height, bool asks>
 void weigh_codes(const typename P::Unit* weights, const Panels<typename P::Stored>& values, int64_t units,
-                 const float* rescale, const float* weight_scale, float* accumulator, int64_t accumulator_step) {
+                 const float* rescale, const float* weight_scale, float* accumulator, int64_t accumulator_step,
+                 int64_t ahead) {
   Vector<int32_t> sums[height][panel_vectors] = {};
-  multiply<P, tile_units<P>, 1>(weights, values.units, values.step, values.panel_step, units, sums);
+  multiply<P, tile_units<P>, 1, asks>(weights, values.units, values.step, values.panel_step, units, sums, ahead);
 #pragma GCC unroll 12
   for (int row = 0; row < height; ++row) {
 #pragma GCC unroll 4
@@ -163,12 +164,12 @@ inline float code_weights(const float* weights, const float* value_scale, int64_
   return step.worth;
 }
 
-// Packs rows of stored units, `units` each, as key panels: a move of whole units.
-template <class Stored, int lanes_of_panel>
-void pack_unit_rows(const Stored* rows, int64_t units, Stored* panels) {
-  for (int64_t first = 0; first < block_keys; first += lanes_of_panel) {
-    for (int64_t unit = 0; unit < units; ++unit, panels += lanes_of_panel) {
-      for (int lane = 0; lane < lanes_of_panel; ++lane) panels[lane] = rows[(first + lane) * units + unit];
+// Packs a tile's rows of stored units, `units` each, as key panels: a move of whole units.
+template <class P>
+void pack_unit_rows(const typename P::Stored* rows, int64_t units, typename P::Stored* panels) {
+  for (int64_t first = 0; first < tile_keys; first += panel_lanes<P>) {
+    for (int64_t unit = 0; unit < units; ++unit, panels += panel_lanes<P>) {
+      for (int lane = 0; lane < panel_lanes<P>; ++lane) panels[lane] = rows[(first + lane) * units + unit];
     }
   }
 }
@@ -183,14 +184,13 @@ inline uint32_t code_bits(const typename P::Stored* row, int64_t column) {
   return (unit >> (16 * (place % 2) + 4 * (place / 2))) & 0xfu;
 }
 
-// Packs the first columns of rows of key codes as panels of values.
+// Packs the first columns of a tile's rows of key codes as panels of values.
 template <class P>
-void pack_code_values(const typename P::Stored* rows, int64_t units, int64_t value_width,
-                      typename P::Stored* panels) {
+void pack_code_values(const typename P::Stored* rows, int64_t units, int64_t value_width, typename P::Stored* panels) {
   using Stored = typename P::Stored;
   constexpr int64_t elements = panel_layout<P>.elements;
   for (int64_t first = 0; first < padded_width<P>(value_width); first += panel_lanes<P>) {
-    for (int64_t key = 0; key < block_keys; key += elements, panels += panel_lanes<P>) {
+    for (int64_t key = 0; key < tile_keys; key += elements, panels += panel_lanes<P>) {
       for (int lane = 0; lane < panel_lanes<P>; ++lane) {
         uint32_t unit = 0;
         for (int64_t i = 0; i < elements && first + lane < value_width; ++i) {

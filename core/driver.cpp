@@ -169,7 +169,8 @@ void attend_items(Plan& plan) {
     }
     const Item item = plan.item(index);
     plan.kernels.reset(plan.problem, item, state.memory());
-    plan.kernels.attend(plan.problem, item, plan.kernels.visible_blocks(plan.problem, item), state.memory(), 0, scratch);
+    plan.kernels.attend(plan.problem, item, plan.kernels.visible_blocks(plan.problem, item), state.memory(), 0,
+                        scratch);
     plan.kernels.finish(plan.problem, item, state.memory(), scratch);
   });
 }

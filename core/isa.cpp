@@ -9,8 +9,8 @@ namespace {
 // What reads a cache, forward only.
 template <class P>
 constexpr Arithmetic cached_arithmetic = {
-    scratch_bytes<P>, state_bytes<P>, visible_blocks, reset<P>, attend<P>, fold<P>,
-    finish<P>,        nullptr,        nullptr,        nullptr,  nullptr,   nullptr, nullptr,
+    scratch_bytes<P>, state_bytes<P>, visible_blocks, reset<P>, attend<P>, fold<P>, finish<P>,
+    nullptr,          nullptr,        nullptr,        nullptr,  nullptr,   nullptr,
 };
 
 // The backward pass widens what it reads: G is the arithmetic of its sums.
@@ -45,15 +45,11 @@ constexpr Cached cached = {&cached_arithmetic<P>, panel_layout<P>};
 
 // In the order of Type.
 extern const Kernels kernels;
-const Kernels kernels = {SOFTLOOKUP_TEXT(SOFTLOOKUP_ISA),
-                         {&arithmetic<Plain<float>>, &arithmetic<Plain<double>>, &arithmetic<Plain<float>>,
-                          &arithmetic<Bfloat16, Plain<float>>},
-                         {cached<Plain<float>>,
-                          {},
-                          cached<Widened<Float16>>,
-                          cached<CachedBfloat16>,
-                          cached<Int8>,
-                          cached<Int4>}};
+const Kernels kernels = {
+    SOFTLOOKUP_TEXT(SOFTLOOKUP_ISA),
+    {&arithmetic<Plain<float>>, &arithmetic<Plain<double>>, &arithmetic<Plain<float>>,
+     &arithmetic<Bfloat16, Plain<float>>},
+    {cached<Plain<float>>, {}, cached<Widened<Float16>>, cached<CachedBfloat16>, cached<Int8>, cached<Int4>}};
 
 }  // namespace SOFTLOOKUP_ISA
 }  // namespace softlookup

@@ -87,8 +87,9 @@ using PredicateFunction = bool (*)(void* context, const PredicateCall& call);
 constexpr int largest_code(Type type) { return type == Type::int8 ? 127 : 7; }
 
 // Keys and values of a cache: pages of one block each, in which the heads of one batch item follow one another. A head
-// holds its keys, its values, and for codes a scale for every key and value; or rows [block_keys][d_k] of keys whose
-// first columns are the values. They are packed as the kernels of one instruction set read them.
+// holds its tiles in the order in which they are read: the keys of a tile, for codes their scales, its values, and for
+// codes theirs; so decoding reads one stream. Or it holds rows [tile_keys][d_k] of keys whose first columns are the
+// values, with one scale. Keys and values are packed as the kernels of one instruction set read them.
 struct Pages {
   const char* const* table = nullptr;  // [batch][blocks]; null: no such page. A null table: no cache
   int64_t blocks = 0;
@@ -96,8 +97,9 @@ struct Pages {
   bool rows = false;       // keys as rows, not packed
   int64_t row_bytes = 0;   // of these
   int64_t head_bytes = 0;  // from one head of a page to the next
-  int64_t values = 0;      // from the start of a head to its values, and so on
-  int64_t key_scales = 0;  // float [block_keys]
+  int64_t tile_bytes = 0;  // from one tile of a head to the next
+  int64_t values = 0;      // from the start of a tile to its values, and so on
+  int64_t key_scales = 0;  // float [tile_keys]
   int64_t value_scales = 0;
   // A code stands for mean + factor * scale * code, with the mean and factor of its column; null: 0 and 1.
   const float* key_means = nullptr;  // [batch][key_heads][key_columns], zeros past d_k

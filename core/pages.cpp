@@ -47,19 +47,10 @@ void from_units(const PageFormat& format, const char* units, char* elements) {
   }
 }
 
-// Where the units of one key begin in its panel; from one to the next it is a whole panel of lanes.
-int64_t key_place(const PageFormat& format, int64_t slot) {
+// Where the units of one key of a tile begin; from one to the next it is a whole panel of lanes.
+int64_t key_place(const PageFormat& format, int64_t key) {
   const int64_t lanes = format.layout.lanes;
-  return slot / lanes * format.units * lanes + slot % lanes;
-}
-
-template <class Unit>
-void scatter(Unit* panels, int64_t step, const Unit* units, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) panels[i * step] = units[i];
-}
-template <class Unit>
-void gather(const Unit* panels, int64_t step, Unit* units, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) units[i] = panels[i * step];
+  return key / lanes * format.units * lanes + key % lanes;
 }
 
 // Calls function with a number of `bytes` bytes.
@@ -74,12 +65,12 @@ void with_bytes(int64_t bytes, const Function& function) {
   }
 }
 
-// Calls function(first column, columns, place) for each panel of values: where the unit of a value begins.
+// Calls function(first column, columns, place) for each panel of a tile's values: where the unit of one key begins.
 template <class Function>
-void for_each_panel(const PageFormat& format, int64_t index, const Function& function) {
+void for_each_panel(const PageFormat& format, int64_t key, const Function& function) {
   const PanelLayout& layout = format.layout;
-  const int64_t panel_bytes = block_keys / layout.elements * layout.lanes * layout.unit_bytes;
-  int64_t place = format.values + index / layout.elements * layout.lanes * layout.unit_bytes;
+  const int64_t panel_bytes = tile_keys / layout.elements * layout.lanes * layout.unit_bytes;
+  int64_t place = format.values + key / layout.elements * layout.lanes * layout.unit_bytes;
   for (int64_t first = 0; first < format.value_width; first += layout.lanes, place += panel_bytes) {
     function(first, std::min(layout.lanes, format.value_width - first), place);
   }
@@ -94,13 +85,13 @@ PageFormat::PageFormat(Type type_, const PanelLayout& layout_, int64_t width_, i
   constexpr int64_t line_bytes = 64;
   units = rounded_up((width + layout.elements - 1) / layout.elements, layout.units_together);
   row_bytes = units * layout.unit_bytes;
-  const int64_t value_units = rows ? 0 : block_keys / layout.elements * rounded_up(value_width, layout.lanes);
-  const int64_t scale_bytes = is_coded(type) ? block_keys * static_cast<int64_t>(sizeof(float)) : 0;
-  const int64_t key_bytes = rounded_up(block_keys * row_bytes, line_bytes);
-  values = rows ? 0 : key_bytes;
-  key_scales = key_bytes + rounded_up(value_units * layout.unit_bytes, line_bytes);
-  value_scales = rows ? key_scales : key_scales + scale_bytes;
-  head_bytes = value_scales + scale_bytes;
+  const int64_t value_units = rows ? 0 : tile_keys / layout.elements * rounded_up(value_width, layout.lanes);
+  const int64_t scale_bytes = is_coded(type) ? tile_keys * static_cast<int64_t>(sizeof(float)) : 0;
+  key_scales = rounded_up(tile_keys * row_bytes, line_bytes);
+  values = rows ? 0 : key_scales + scale_bytes;
+  value_scales = rows ? key_scales : values + rounded_up(value_units * layout.unit_bytes, line_bytes);
+  tile_bytes = value_scales + scale_bytes;
+  head_bytes = block_tiles * tile_bytes;
 }
 
 void PageHead::write(int64_t index, const Slot& slot) {
@@ -109,13 +100,13 @@ void PageHead::write(int64_t index, const Slot& slot) {
     scale(format_.key_scales, index) = slot.key_scale;  // last: rows have one scale for both
   }
   if (format_.rows) {
-    to_units(format_, slot.key, head_ + index * format_.row_bytes);
+    to_units(format_, slot.key, tile_of(index) + index % tile_keys * format_.row_bytes);
     return;
   }
   to_units(format_, slot.key, units_.data());
   with_bytes(format_.layout.unit_bytes, [&](auto unit) {
     using Unit = decltype(unit);
-    Unit* target = reinterpret_cast<Unit*>(head_) + key_place(format_, index);
+    Unit* target = reinterpret_cast<Unit*>(tile_of(index)) + key_place(format_, index % tile_keys);
     const Unit* units = reinterpret_cast<const Unit*>(units_.data());
     for (int64_t i = 0; i < format_.units; ++i) target[i * format_.layout.lanes] = units[i];
   });
@@ -124,9 +115,10 @@ void PageHead::write(int64_t index, const Slot& slot) {
 
 void PageHead::write_value(int64_t index, const char* value) {
   const PanelLayout& layout = format_.layout;
-  for_each_panel(format_, index, [&](int64_t first, int64_t columns, int64_t place) {
+  char* tile = tile_of(index);
+  for_each_panel(format_, index % tile_keys, [&](int64_t first, int64_t columns, int64_t place) {
     if (format_.type == Type::int4) {
-      auto* target = reinterpret_cast<uint32_t*>(head_ + place);
+      auto* target = reinterpret_cast<uint32_t*>(tile + place);
       const int shift = nibble_place(index % layout.elements);
       for (int64_t i = 0; i < columns; ++i) {
         const uint32_t code = static_cast<uint32_t>(value[first + i]) & 0xfu;
@@ -136,7 +128,7 @@ void PageHead::write_value(int64_t index, const char* value) {
     }
     with_bytes(element_bytes(format_.type), [&](auto element) {
       using Element = decltype(element);
-      Element* target = reinterpret_cast<Element*>(head_ + place) + index % layout.elements;
+      Element* target = reinterpret_cast<Element*>(tile + place) + index % layout.elements;
       const Element* source = reinterpret_cast<const Element*>(value) + first;
       for (int64_t i = 0; i < columns; ++i) target[i * layout.elements] = source[i];
     });
@@ -149,12 +141,12 @@ void PageHead::read(int64_t index, Slot& slot) {
     slot.value_scale = scale(format_.value_scales, index);
   }
   if (format_.rows) {
-    from_units(format_, head_ + index * format_.row_bytes, slot.key);
+    from_units(format_, tile_of(index) + index % tile_keys * format_.row_bytes, slot.key);
     return;
   }
   with_bytes(format_.layout.unit_bytes, [&](auto unit) {
     using Unit = decltype(unit);
-    const Unit* source = reinterpret_cast<const Unit*>(head_) + key_place(format_, index);
+    const Unit* source = reinterpret_cast<const Unit*>(tile_of(index)) + key_place(format_, index % tile_keys);
     Unit* units = reinterpret_cast<Unit*>(units_.data());
     for (int64_t i = 0; i < format_.units; ++i) units[i] = source[i * format_.layout.lanes];
   });
@@ -164,16 +156,17 @@ void PageHead::read(int64_t index, Slot& slot) {
 
 void PageHead::read_value(int64_t index, char* value) const {
   const PanelLayout& layout = format_.layout;
-  for_each_panel(format_, index, [&](int64_t first, int64_t columns, int64_t place) {
+  const char* tile = tile_of(index);
+  for_each_panel(format_, index % tile_keys, [&](int64_t first, int64_t columns, int64_t place) {
     if (format_.type == Type::int4) {
-      const auto* source = reinterpret_cast<const uint32_t*>(head_ + place);
+      const auto* source = reinterpret_cast<const uint32_t*>(tile + place);
       const int shift = nibble_place(index % layout.elements);
       for (int64_t i = 0; i < columns; ++i) value[first + i] = code_of_nibble(source[i], shift);
       return;
     }
     with_bytes(element_bytes(format_.type), [&](auto element) {
       using Element = decltype(element);
-      const Element* source = reinterpret_cast<const Element*>(head_ + place) + index % layout.elements;
+      const Element* source = reinterpret_cast<const Element*>(tile + place) + index % layout.elements;
       Element* target = reinterpret_cast<Element*>(value) + first;
       for (int64_t i = 0; i < columns; ++i) target[i] = source[i * layout.elements];
     });

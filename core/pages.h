@@ -17,9 +17,10 @@ struct PageFormat {
   bool rows = false;        // see Pages
   int64_t units = 0;        // stored, of one key
   int64_t row_bytes = 0;    // of these
-  int64_t values = 0;       // bytes from the start of the head, as the others
+  int64_t values = 0;       // bytes from the start of a tile, as the next two
   int64_t key_scales = 0;
   int64_t value_scales = 0;
+  int64_t tile_bytes = 0;
   int64_t head_bytes = 0;
 
   PageFormat(Type type, const PanelLayout& layout, int64_t width, int64_t value_width, bool rows);
@@ -34,7 +35,8 @@ struct Columns {
 // What a cache's own element is: a float of its type, or one byte for a code.
 int64_t element_bytes(Type type);
 
-// One key and its value, as contiguous elements, with their scales where they are codes. No value where pages hold rows.
+// One key and its value, as contiguous elements, with their scales where they are codes. No value where pages hold
+// rows.
 struct Slot {
   char* key;
   char* value;
@@ -53,7 +55,10 @@ class PageHead {
  private:
   void write_value(int64_t index, const char* value);
   void read_value(int64_t index, char* value) const;
-  float& scale(int64_t area, int64_t index) const { return reinterpret_cast<float*>(head_ + area)[index]; }
+  char* tile_of(int64_t index) const { return head_ + index / tile_keys * format_.tile_bytes; }
+  float& scale(int64_t area, int64_t index) const {
+    return reinterpret_cast<float*>(tile_of(index) + area)[index % tile_keys];
+  }
 
   const PageFormat& format_;
   char* head_;

@@ -9,11 +9,11 @@ namespace {
 
 // sums[row][v] += sum over i of a[row * row_step + i * unit_step] * b[i * b_step + v]: one chain over ascending i for
 // each result, whatever the number of rows, which is what the bits rule asks for. The vectors are those of one or more
-// panels, `panel_step` units apart.
-template <class P, int row_step, int unit_step, int units_ahead = 0, class Stored, int rows, int vectors>
+// panels, `panel_step` units apart. Who `asks` for what lies `ahead` of each unit has memory work meanwhile.
+template <class P, int row_step, int unit_step, bool asks = false, class Stored, int rows, int vectors>
 inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, const Stored* b, int64_t b_step,
                                                     int64_t panel_step, int64_t depth,
-                                                    Vector<typename P::Sum> (&sums)[rows][vectors]) {
+                                                    Vector<typename P::Sum> (&sums)[rows][vectors], int64_t ahead = 0) {
   using Unit = typename P::Unit;
 #pragma GCC unroll 4
   for (int64_t i = 0; i < depth; i += P::units_loaded) {
@@ -22,7 +22,7 @@ inline __attribute__((always_inline)) void multiply(const typename P::Unit* a, c
     for (int v = 0; v < vectors; ++v) {
       const Stored* source = b + v / panel_vectors * panel_step + v % panel_vectors * lanes<Unit>;
       P::load_stored(source, right[v]);
-      if constexpr (units_ahead > 0) prefetch_near(source + units_ahead * b_step);
+      if (asks && v * lanes<Unit> * static_cast<int>(sizeof(Stored)) % line_bytes == 0) prefetch_near(source + ahead);
     }
 #pragma GCC unroll 4
     for (int unit = 0; unit < P::units_loaded; ++unit) {
@@ -49,15 +49,15 @@ struct Cut {
 };
 
 // Scores of `height` rows against `panels` packed panels: scale times the products, to scores[row * step + lane].
-template <class P, int height, int step, int panels = 1>
+template <class P, int height, int step, int panels = 1, bool asks = false>
 void score_panels(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units,
-                  typename P::Number scale, typename P::Number* scores) {
+                  typename P::Number scale, typename P::Number* scores, int64_t ahead = 0) {
   using T = typename P::Number;
   using C = Cut<height, panels>;
   const Vector<T> factor = splat(scale);
   for (int first = 0; first < height; first += C::rows) {
     Vector<T> sums[C::rows][C::vectors] = {};
-    multiply<P, 1, height>(queries + first, keys, panel_lanes<P>, units * panel_lanes<P>, units, sums);
+    multiply<P, 1, height, asks>(queries + first, keys, panel_lanes<P>, units * panel_lanes<P>, units, sums, ahead);
 #pragma GCC unroll 12
     for (int row = 0; row < C::rows; ++row) {
 #pragma GCC unroll 4
@@ -75,9 +75,10 @@ struct Panels {
 };
 
 // A weighted sum over `units`: accumulator[row] = accumulator[row] * rescale[row] + weights[row] times the values.
-template <class P, int height, int panels = 1, int units_ahead = 0, class Stored>
+template <class P, int height, int panels = 1, bool asks = false, class Stored>
 void weigh_panels(const typename P::Unit* weights, const Panels<Stored>& values, int64_t units,
-                  const typename P::Number* rescale, typename P::Number* accumulator, int64_t accumulator_step) {
+                  const typename P::Number* rescale, typename P::Number* accumulator, int64_t accumulator_step,
+                  int64_t ahead = 0) {
   using T = typename P::Number;
   using C = Cut<height, panels>;
   for (int first = 0; first < height; first += C::rows) {
@@ -90,8 +91,8 @@ void weigh_panels(const typename P::Unit* weights, const Panels<Stored>& values,
         sums[row][v] = load(target + row * accumulator_step + v * lanes<T>) * splat(rescale[first + row]);
       }
     }
-    multiply<P, tile_units<P>, 1, units_ahead>(weights + first * tile_units<P>, values.units, values.step,
-                                               values.panel_step, units, sums);
+    multiply<P, tile_units<P>, 1, asks>(weights + first * tile_units<P>, values.units, values.step, values.panel_step,
+                                        units, sums, ahead);
 #pragma GCC unroll 12
     for (int row = 0; row < C::rows; ++row) {
 #pragma GCC unroll 4

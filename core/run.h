@@ -21,6 +21,9 @@ struct Stack {
 
 constexpr int lines_at_once = 12;  // of what is needed next, asked for before each strip's products
 
+constexpr int64_t keys_ahead = 24;
+constexpr int64_t page_ahead_bytes = 4096;
+
 template <class P>
 struct Run {
   using T = typename P::Number;
@@ -34,10 +37,12 @@ struct Run {
   Scratch<P> scratch;
   Matrix keys;  // what is packed; of a page of rows, those of the current block
   Matrix values;
-  const char* page = nullptr;          // of the item's head, with the current block; null: no cache
-  const Stored* packed_keys;           // of the current block: [panels][units of d_k][panel_lanes]
-  const Stored* packed_values;         // [panels of d_v][units of keys][panel_lanes]
-  int64_t units;                       // of d_k
+  const char* page = nullptr;   // of the item's head, with the current block; null: no cache
+  const Stored* packed_keys;    // of the current block: [tiles][panels][units of d_k][panel_lanes]
+  const Stored* packed_values;  // [tiles][panels of d_v][units of tile_keys][panel_lanes]
+  int64_t key_step;             // from one tile to the next
+  int64_t value_step;
+  int64_t units;  // of d_k
   T scale;        // of the products of queries and keys, as they are packed
   int64_t strips;
   T* scores;  // of the current tile, as the three that follow
@@ -45,8 +50,10 @@ struct Run {
   Bits* bits;
   Visible* visible;      // by the strips of the current stack
   bool values_in_place;  // values are read where they lie
-  Upcoming upcoming;     // keys and values of the next block
-  int64_t block = 0;     // absolute index of the current block
+  int64_t ahead =
+      0;  // so far ahead of what is read from memory, in its own units, the next is asked for; 0: not at all
+  Upcoming upcoming;  // keys and values of the next block
+  int64_t block = 0;  // absolute index of the current block
   Products<P> products;
   Visible seen[tiles_at_once<P>][P::stack_strips] = {};
   uint64_t panels_done[block_tiles] = {};  // which of the block's panels are packed
@@ -62,6 +69,8 @@ struct Run {
         values(key_matrix(problem_, item_, problem_.value, problem_.value_width)),
         packed_keys(reinterpret_cast<const Stored*>(scratch.keys)),
         packed_values(reinterpret_cast<const Stored*>(scratch.values)),
+        key_step(tile_keys * stored_units<P>(units_of<P>(problem_.width))),
+        value_step(stored_units<P>(tile_units<P>) * padded_width<P>(problem_.value_width)),
         units(units_of<P>(problem_.width)),
         scale(static_cast<T>(problem_.scale)),
         strips(strips_of(rows, P::strip_rows)) {
@@ -70,6 +79,9 @@ struct Run {
     values_in_place = strips == 1 && !problem.pages.table && P::products == 1 && size_of(values.type) == sizeof(T) &&
                       values.column == sizeof(T) && values.row % static_cast<int64_t>(sizeof(T)) == 0 &&
                       values.columns % panel_lanes<P> == 0;
+    if (values_in_place) ahead = keys_ahead * values.row / static_cast<int64_t>(sizeof(Stored));
+    if (strips == 1 && problem.pages.table && !problem.pages.rows)
+      ahead = page_ahead_bytes / static_cast<int64_t>(sizeof(Stored));
   }
 
   Strip strip(int64_t index) const { return strip_at(problem, item, rows, P::strip_rows, index); }
@@ -107,6 +119,7 @@ struct Run {
     if (!pages.rows) {
       packed_keys = reinterpret_cast<const Stored*>(page);
       packed_values = reinterpret_cast<const Stored*>(page + pages.values);
+      key_step = value_step = pages.tile_bytes / static_cast<int64_t>(sizeof(Stored));
     }
     return true;
   }
@@ -118,7 +131,7 @@ struct Run {
   const float* key_scale(const Tile& tile) const { return scales(problem.pages.key_scales, tile); }
   const float* value_scale(const Tile& tile) const { return scales(problem.pages.value_scales, tile); }
   const float* scales(int64_t offset, const Tile& tile) const {
-    return reinterpret_cast<const float*>(page + offset) + tile.index * tile_keys;
+    return reinterpret_cast<const float*>(page + tile.index * problem.pages.tile_bytes + offset);
   }
 };
 
@@ -128,8 +141,8 @@ Visible widened(const Visible& visible) {
   constexpr int64_t count = P::units_together * P::products;
   return {visible.first / count * count, (visible.last + count - 1) / count * count, visible.whole};
 }
-// The queries of a strip as 16-bit codes, [units of d_k][rows], with what a code of each row is worth and what the means
-// of the keys add to its scores. A query that is not finite makes its row NaN.
+// The queries of a strip as 16-bit codes, [units of d_k][rows], with what a code of each row is worth and what the
+// means of the keys add to its scores. A query that is not finite makes its row NaN.
 template <class P>
 void code_strip(Run<P>& run, const Matrix& queries, const Strip& strip, typename P::Unit* target) {
   const Pages& pages = run.problem.pages;
@@ -194,7 +207,7 @@ PanelRange panels_of(const Visible& visible) {
 
 template <class P>
 const typename P::Stored* key_panel(const Run<P>& run, const Tile& tile, int64_t panel) {
-  return run.packed_keys + (tile.index * tile_panels<P> + panel) * stored_units<P>(run.units) * panel_lanes<P>;
+  return run.packed_keys + tile.index * run.key_step + panel * stored_units<P>(run.units) * panel_lanes<P>;
 }
 
 // Whoever needs a panel of the current block's keys first packs it, so it is still in the nearest cache for the
@@ -219,9 +232,9 @@ Panels<typename P::Stored> value_panels(const Run<P>& run, const Tile& tile, int
     return {reinterpret_cast<const Stored*>(row), run.values.row / static_cast<int64_t>(sizeof(Stored)),
             panel_lanes<P>};
   }
-  constexpr int64_t panel_step = block_units<P> / P::units_loaded * panel_lanes<P>;
-  const int64_t first = stored_units<P>(tile.index * tile_units<P> + unit);
-  return {run.packed_values + panel * panel_step + first * panel_lanes<P>, panel_lanes<P>, panel_step};
+  constexpr int64_t panel_step = tile_units<P> / P::units_loaded * panel_lanes<P>;
+  const Stored* values = run.packed_values + tile.index * run.value_step + panel * panel_step;
+  return {values + stored_units<P>(unit) * panel_lanes<P>, panel_lanes<P>, panel_step};
 }
 
 template <class P>
@@ -229,8 +242,8 @@ void pack_values(Run<P>& run, const Tile& tile) {
   if constexpr (!P::coded) {
     if (run.values_in_place || run.lies_packed() || run.values_done[tile.index]) return;
     const int64_t count = widened<P>({0, tile.high, false}).last;  // no further: a short tile's packing would show
-    pack_rows<P>(run.values, run.row_of(tile), count, run.scratch.values + tile.index * tile_units<P> * panel_lanes<P>,
-                 block_units<P> * panel_lanes<P>, run.scratch.copies);
+    pack_rows<P>(run.values, run.row_of(tile), count, run.scratch.values + tile.index * run.value_step,
+                 tile_units<P> * panel_lanes<P>, run.scratch.copies);
     run.values_done[tile.index] = true;
   }
 }
@@ -241,10 +254,13 @@ void open_rows(Run<P>& run) {
   const Problem& problem = run.problem;
   if constexpr (P::coded) {
     using Stored = typename P::Stored;
-    const auto* rows = reinterpret_cast<const Stored*>(run.page);
     const int64_t units = stored_units<P>(run.units);
-    pack_unit_rows<Stored, panel_lanes<P>>(rows, units, reinterpret_cast<Stored*>(run.scratch.keys));
-    pack_code_values<P>(rows, units, problem.value_width, reinterpret_cast<Stored*>(run.scratch.values));
+    for (int64_t tile = 0; tile < block_tiles; ++tile) {
+      const auto* rows = reinterpret_cast<const Stored*>(run.page + tile * problem.pages.tile_bytes);
+      pack_unit_rows<P>(rows, units, reinterpret_cast<Stored*>(run.scratch.keys) + tile * run.key_step);
+      pack_code_values<P>(rows, units, problem.value_width,
+                          reinterpret_cast<Stored*>(run.scratch.values) + tile * run.value_step);
+    }
   } else {
     const Type type = problem.pages.type;
     run.keys = {run.page, problem.pages.row_bytes, size_of(type), block_keys, problem.width, type};

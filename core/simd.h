@@ -77,6 +77,8 @@ inline void store(T* target, Vector<T> value) {
   *reinterpret_cast<typename VectorOf<T>::unaligned*>(target) = value;
 }
 
+constexpr int line_bytes = 64;
+
 // Asks for a cache line, into the second level: there are more lines on their way to it at a time than to the first.
 inline void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 2); }
 

@@ -266,8 +266,6 @@ class Upcoming {
   }
 
  private:
-  static constexpr int64_t line_bytes = 64;
-
   Matrix matrices_[2] = {};
   int place_ = 2;
   int64_t row_ = 0;

@@ -130,7 +130,7 @@ struct Scratch {
 
   Unit* queries;        // strip after strip, each [units of d_k][rows of the strip]
   Unit* keys;           // one block: [panels][units of d_k][panel_lanes]
-  Unit* values;         // one block: [panels of d_v][units of keys][panel_lanes]
+  Unit* values;         // one block: [tiles][panels of d_v][units of keys][panel_lanes]
   T* scores;            // [tiles_at_once][stack_rows][tile_keys]
   Unit* weights;        // [tiles_at_once][stack_rows][weight_step], perhaps over the scores
   T* bias;              // [stack_rows][tile_keys]
@@ -143,11 +143,11 @@ struct Scratch {
   int64_t* heads;       // [rows]
   int64_t* positions;   // [rows]
   // Where codes are multiplied, else without memory.
-  T* row_scale;         // [rows] what the product of one code of a query and one of a key is worth
-  T* row_offset;        // [rows] what the means of the keys add to every score
-  Unit* weight_codes;   // [stack_rows][tile_units]
-  T* weight_scale;      // [stack_rows]
-  Partial<P> partial;   // one block of one stack
+  T* row_scale;        // [rows] what the product of one code of a query and one of a key is worth
+  T* row_offset;       // [rows] what the means of the keys add to every score
+  Unit* weight_codes;  // [stack_rows][tile_units]
+  T* weight_scale;     // [stack_rows]
+  Partial<P> partial;  // one block of one stack
 
   Scratch(const Problem& problem, int64_t rows, Carver& carver)
       : queries(carver.take<Unit>(rows * units_of<P>(problem.width) + lanes<Unit>)),
