@@ -24,6 +24,7 @@ bool see_stack(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
 
 template <class P>
 void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
+  if (P::coded) run.ask_for_scales(tile);
   for (int64_t start = 0; start < tile_panels<P>; start += P::panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const Strip& strip = stack.strips[i];
@@ -168,10 +169,10 @@ void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
     const VectorRange vectors = vectors_of<P>(run.visible[i]);
     const int64_t place = stack.place(stack.strips[i]);
     auto* codes = run.scratch.weight_codes + place * tile_units<P>;
-    for (int row = 0; row < stack.strips[i].rows; ++row) {
-      const float* weights = run.scores + (place + row) * tile_keys;
-      run.scratch.weight_scale[place + row] = code_weights(weights, run.value_scale(tile), vectors.first, vectors.last,
-                                                           largest, codes + row * tile_units<P>);
+    for (int row = 0; row < stack.strips[i].rows; row += lanes<float>) {
+      code_weights(run.scores + (place + row) * tile_keys, run.value_scale(tile), vectors.first, vectors.last, largest,
+                   static_cast<int>(smaller(lanes<float>, stack.strips[i].rows - row)), codes + row * tile_units<P>,
+                   run.scratch.weight_scale + place + row);
     }
     with_panels<P>(stack.strips[i].rows, 0, partial.width / panel_lanes<P>, [&](auto rows, auto, int64_t panel) {
       constexpr int height = decltype(rows)::count;

@@ -102,13 +102,14 @@ inline float largest_of(Vector<float> value) { return reduce<Greater, float, vec
 
 // By what numbers up to `top` are multiplied to become codes up to `largest`, and what a code is then worth. Numbers
 // whose steps would be subnormal are zero.
-struct Step {
-  float factor, worth;
+struct Steps {
+  Vector<float> factor, worth;
 
-  Step(float top, float largest) {
-    const bool counts = top > Constants<float>::smallest * largest;
-    factor = counts ? largest / top : 0.0f;
-    worth = counts ? top / largest : 0.0f;
+  Steps(Vector<float> top, float largest) {
+    const Vector<float> whole = splat(largest);
+    const auto counts = top > splat(Constants<float>::smallest * largest);
+    factor = counts ? whole / top : Vector<float>{};
+    worth = counts ? top / whole : Vector<float>{};
   }
 };
 
@@ -146,22 +147,31 @@ void weigh_codes(const typename P::Unit* weights, const Panels<typename P::Store
   }
 }
 
-// One row's weights of a tile, times the scales of their values, to codes; what a code is worth.
-inline float code_weights(const float* weights, const float* value_scale, int64_t first, int64_t last, float largest,
-                          uint32_t* codes) {
-  constexpr int vectors = static_cast<int>(tile_keys) / lanes<float>;
-  Vector<float> scaled[vectors];
-  Vector<float> top = {};
-  for (int64_t v = first; v < last; ++v) {
-    scaled[v] = load(weights + v * lanes<float>) * load(value_scale + v * lanes<float>);
-    top = maximum(scaled[v], top);
+// Weights of `count` rows of a tile, times the scales of their values, to codes, and what a code of each row is worth.
+// As many rows at a time as a vector has lanes, so that one reduction serves them all.
+inline void code_weights(const float* weights, const float* value_scale, int64_t first, int64_t last, float largest,
+                         int count, uint32_t* codes, float* worth) {
+  Vector<float> tops[lanes<float>] = {};
+  for (int row = 0; row < count; ++row) {
+    for (int64_t v = first; v < last; ++v) {
+      const int64_t key = v * lanes<float>;
+      tops[row] = maximum(load(weights + row * tile_keys + key) * load(value_scale + key), tops[row]);
+    }
   }
-  const Step step(largest_of(top), largest);
-  auto* halves = reinterpret_cast<int16_t*>(codes);
-  for (int64_t v = first; v < last; ++v) {
-    store_int16(halves + v * lanes<float>, nearest(scaled[v] * splat(step.factor)));
+  float highest[lanes<float>];
+  reduce_rows<Larger, float>(tops, highest);
+  float factor[lanes<float>];
+  const Steps steps(load(highest), largest);
+  store(factor, steps.factor);
+  store(worth, steps.worth);
+  for (int row = 0; row < count; ++row) {
+    auto* halves = reinterpret_cast<int16_t*>(codes + row * (tile_keys / 2));
+    for (int64_t v = first; v < last; ++v) {
+      const int64_t key = v * lanes<float>;
+      const Vector<float> weight = load(weights + row * tile_keys + key) * load(value_scale + key);
+      store_int16(halves + key, nearest(weight * splat(factor[row])));
+    }
   }
-  return step.worth;
 }
 
 // Packs a tile's rows of stored units, `units` each, as key panels: a move of whole units.

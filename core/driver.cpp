@@ -22,11 +22,12 @@ constexpr int64_t least_rows = 96;  // below, packing would show
 constexpr int64_t items_a_thread = 4;
 constexpr int64_t most_partial_bytes = 4 << 20;  // of partial results at a time, unless the threads need more
 constexpr int64_t most_task_blocks = 8;
+constexpr int64_t least_bytes_to_share = 1 << 17;  // fewer are folded before another thread has heard of them
 
 // A thread has to be waited for, and woken if it sleeps: each is given no less work than this, in products. Reading a
 // number of K or V counts as some products of it.
 constexpr double least_products = 1 << 17;
-constexpr double least_products_to_wake = 1 << 19;
+constexpr double least_products_to_wake = 1 << 22;
 constexpr int64_t products_a_read = 4;
 
 // Memory that a thread keeps between calls.
@@ -94,7 +95,7 @@ int useful_threads(const Problem& problem, int threads) {
   const int64_t group = problem.query_heads / problem.key_heads;
   const double products = numbers * static_cast<double>(products_a_read + group * problem.output_rows);
   if (threads == 1 || products < 2 * least_products) return 1;
-  const double least = team_stays_awake() ? least_products : least_products_to_wake;
+  const double least = team_is_awake() ? least_products : least_products_to_wake;
   return static_cast<int>(std::clamp(products / least, 1.0, static_cast<double>(threads)));
 }
 
@@ -223,18 +224,18 @@ void attend_split(Plan& plan, const std::vector<Task>& tasks, int64_t slots) {
   const auto state_of = [&](int64_t item) { return lease.memory() + item * plan.state_bytes; };
   for (int64_t index = 0; index < plan.items; ++index) plan.kernels.reset(problem, plan.item(index), state_of(index));
 
-  for (size_t first = 0; first < tasks.size();) {
-    const int64_t first_slot = tasks[first].slot;
-    size_t last = first + 1;
+  // Once even where nothing is visible: rows are finished after their last task.
+  size_t first = 0;
+  do {
+    const int64_t first_slot = tasks.empty() ? 0 : tasks[first].slot;
+    size_t last = std::min(first + 1, tasks.size());
     while (last < tasks.size() && slots_before(tasks, last + 1) - first_slot <= slots) ++last;
     const auto partial_of = [&](int64_t slot) { return partials + (slot - first_slot) * plan.state_bytes; };
     for_each(plan, static_cast<int64_t>(last - first), [&](int64_t index, char* scratch) {
       const Task& task = tasks[first + static_cast<size_t>(index)];
       plan.kernels.attend(problem, plan.item(task.item), task.blocks, partial_of(task.slot), plan.state_bytes, scratch);
     });
-    const int64_t first_item = tasks[first].item;
-    for_each(plan, tasks[last - 1].item + 1 - first_item, [&](int64_t index, char*) {
-      const int64_t item = first_item + index;
+    const auto fold_item = [&](int64_t item) {
       const auto before = [](const Task& task, int64_t wanted) { return task.item < wanted; };
       const auto end = tasks.begin() + static_cast<std::ptrdiff_t>(last);
       auto task = std::lower_bound(tasks.begin() + static_cast<std::ptrdiff_t>(first), end, item, before);
@@ -243,12 +244,16 @@ void attend_split(Plan& plan, const std::vector<Task>& tasks, int64_t slots) {
           plan.kernels.fold(problem, plan.item(item), state_of(item), partial_of(task->slot + place));
         }
       }
+    };
+    const bool is_last = last == tasks.size();
+    const int64_t bytes = (slots_before(tasks, last) - first_slot) * plan.state_bytes;
+    const int team = bytes < least_bytes_to_share ? 1 : plan.threads;
+    for_each(plan.items, team, plan.scratch_bytes, plan.out_of_memory, [&](int64_t item, char* scratch) {
+      fold_item(item);
+      if (is_last) plan.kernels.finish(problem, plan.item(item), state_of(item), scratch);
     });
     first = last;
-  }
-  for_each(plan, plan.items, [&](int64_t index, char* scratch) {
-    plan.kernels.finish(problem, plan.item(index), state_of(index), scratch);
-  });
+  } while (first < tasks.size());
 }
 
 }  // namespace

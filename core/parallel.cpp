@@ -4,9 +4,13 @@
 #include "parallel.h"
 
 #include <dlfcn.h>
+#if defined(__linux__)
+#include <link.h>
+#endif
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <new>
@@ -56,13 +60,25 @@ class Pool {
     std::unique_lock<std::mutex> lock(mutex_);
     job_ = nullptr;  // who wakes up too late finds nothing, and is not waited for
     lock.unlock();
-    for (int i = 0; i < spins && running_.load(std::memory_order_acquire) != 0; ++i) pause();
+    spin_until([this] { return running_.load(std::memory_order_acquire) == 0; });
     lock.lock();
     done_.wait(lock, [this] { return running_.load() == 0; });
   }
 
+  bool is_awake() const { return spinning_.load(std::memory_order_relaxed) > 0; }
+
  private:
-  static constexpr int spins = 500;  // some tens of microseconds: the gap between two layers of a small model
+  // The gap between two layers of a small model. Pauses differ tenfold between CPUs, so time is what is counted.
+  static constexpr std::chrono::microseconds patience{100};
+
+  template <class Condition>
+  static void spin_until(const Condition& holds) {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    while (!holds()) {
+      for (int i = 0; i < 16 && !holds(); ++i) pause();
+      if (std::chrono::steady_clock::now() > end) return;
+    }
+  }
 
   // As many workers as the system gives, up to what is wanted.
   int grow(int helpers) {
@@ -79,7 +95,9 @@ class Pool {
 
   void serve(int number, uint64_t seen) {
     for (;;) {
-      for (int i = 0; i < spins && generation_.load(std::memory_order_acquire) == seen; ++i) pause();
+      spinning_.fetch_add(1, std::memory_order_relaxed);
+      spin_until([this, seen] { return generation_.load(std::memory_order_acquire) != seen; });
+      spinning_.fetch_sub(1, std::memory_order_relaxed);
       std::unique_lock<std::mutex> lock(mutex_);
       wake_.wait(lock, [this, seen] { return generation_.load() != seen; });
       seen = generation_.load();
@@ -100,6 +118,7 @@ class Pool {
   Job* job_ = nullptr;
   int wanted_ = 0;
   std::atomic<int> running_{0};  // helpers at work; changed under the lock only
+  std::atomic<int> spinning_{0};  // workers that would notice a job at once
   int workers_ = 0;
 };
 
@@ -126,10 +145,28 @@ Threads& threads_of_process() {
 
 using OpenmpParallel = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 
+// How many libraries the process has loaded so far; 0 where the system does not tell.
+uint64_t libraries_loaded() {
+  uint64_t count = 0;
+#if defined(__linux__)
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        *static_cast<uint64_t*>(data) = info->dlpi_adds;
+        return 1;
+      },
+      &count);
+#endif
+  return count;
+}
+
 OpenmpParallel openmp_parallel() {
   if (threads_of_process().forked) return nullptr;
   static std::atomic<OpenmpParallel> found{nullptr};
   if (OpenmpParallel known = found.load(std::memory_order_relaxed)) return known;
+  // Looking for a library that is not there reads files and maps memory, which takes longer than a small lookup.
+  static std::atomic<uint64_t> looked_at{0};
+  const uint64_t loaded = libraries_loaded();
+  if (loaded != 0 && looked_at.exchange(loaded, std::memory_order_relaxed) == loaded) return nullptr;
   void* library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return nullptr;
   const auto symbol = reinterpret_cast<OpenmpParallel>(dlsym(library, "GOMP_parallel"));
@@ -157,7 +194,7 @@ void parallel_for(int64_t count, int threads, void (*body)(void* context, int64_
 
 void watch_forks() { threads_of_process(); }
 
-bool team_stays_awake() { return openmp_parallel() != nullptr; }
+bool team_is_awake() { return openmp_parallel() != nullptr || threads_of_process().pool->is_awake(); }
 
 const char* thread_backend() { return openmp_parallel() ? "openmp" : "pool"; }
 

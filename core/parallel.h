@@ -12,9 +12,9 @@ void parallel_for(int64_t count, int threads, void (*body)(void* context, int64_
 // To be called when the library is loaded: from then on a fork is noticed, whoever forks.
 void watch_forks();
 
-// Whether the threads of the next call are likely to be awake: PyTorch's team spins between calls for milliseconds, our
-// own pool, which could not know of others that spin beside it, for microseconds.
-bool team_stays_awake();
+// Whether a thread that could help is awake. PyTorch's team spins between calls for milliseconds; our own pool, which
+// could not know of others that spin beside it, for a fraction of one, and waking it takes as long.
+bool team_is_awake();
 
 // "openmp" or "pool": what the next call would run on.
 const char* thread_backend();

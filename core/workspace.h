@@ -168,7 +168,7 @@ struct Scratch {
         row_scale(carver.take<T>(P::coded ? rows : 0)),
         row_offset(carver.take<T>(P::coded ? rows : 0)),
         weight_codes(carver.take<Unit>(P::coded ? stack_rows<P> * tile_units<P> : 0)),
-        weight_scale(carver.take<T>(P::coded ? stack_rows<P> : 0)),
+        weight_scale(carver.take<T>(P::coded ? stack_rows<P> + lanes<T> : 0)),
         partial(problem, stack_rows<P>, carver) {}
 };
 

@@ -90,7 +90,7 @@ class Pool:
         alignment = _HUGE_PAGE if size >= _HUGE_PAGE else _LINE
         size = -(-size // alignment) * alignment
         try:
-            slab = mmap.mmap(-1, size + alignment)
+            slab = mmap.mmap(-1, size + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
             raise MemoryError(f"softlookup: no memory for {size} bytes of a cache's pages ({error})") from error
         start = ctypes.addressof(ctypes.c_char.from_buffer(slab))
