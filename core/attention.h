@@ -22,15 +22,18 @@ bool see_stack(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   return any;
 }
 
+// Strips take turns at so many panels.
+constexpr int panels_at_once = 2;
+
 template <class P>
 void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   if (P::coded) run.ask_for_scales(tile);
-  for (int64_t start = 0; start < tile_panels<P>; start += P::panels_at_once) {
+  for (int64_t start = 0; start < tile_panels<P>; start += panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const Strip& strip = stack.strips[i];
       const PanelRange seen = panels_of<P>(run.visible[i]);
       const int64_t first = larger(start, seen.first);
-      const int64_t last = smaller(start + P::panels_at_once, seen.last);
+      const int64_t last = smaller(start + panels_at_once, seen.last);
       run.upcoming.ask(lines_at_once);
       for (int64_t panel = first; panel < last; ++panel) pack_keys(run, tile, panel);
       auto* scores = run.scores + stack.place(strip) * tile_keys;
@@ -42,10 +45,11 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
       } else if constexpr (P::coded) {
         const float* row_scale = run.scratch.row_scale + strip.first_row;
         const float* row_offset = run.scratch.row_offset + strip.first_row;
-        with_panels<P>(strip.rows, first, last, [&](auto rows, auto, int64_t panel) {
+        with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
           constexpr int height = decltype(rows)::count;
-          const auto score =
-              run.ahead ? score_codes<P, height, tile_keys, true> : score_codes<P, height, tile_keys, false>;
+          constexpr int at_once = decltype(panels)::count;
+          const auto score = run.ahead ? score_codes<P, height, tile_keys, at_once, true>
+                                       : score_codes<P, height, tile_keys, at_once, false>;
           score(run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset,
                 run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>, run.ahead);
         });
@@ -174,9 +178,10 @@ void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
                    static_cast<int>(smaller(lanes<float>, stack.strips[i].rows - row)), codes + row * tile_units<P>,
                    run.scratch.weight_scale + place + row);
     }
-    with_panels<P>(stack.strips[i].rows, 0, partial.width / panel_lanes<P>, [&](auto rows, auto, int64_t panel) {
+    with_panels<P>(stack.strips[i].rows, 0, partial.width / panel_lanes<P>, [&](auto rows, auto panels, int64_t panel) {
       constexpr int height = decltype(rows)::count;
-      const auto weigh = run.ahead ? weigh_codes<P, height, true> : weigh_codes<P, height, false>;
+      constexpr int at_once = decltype(panels)::count;
+      const auto weigh = run.ahead ? weigh_codes<P, height, at_once, true> : weigh_codes<P, height, at_once, false>;
       weigh(codes + range.first, value_panels(run, tile, panel, range.first), range.last - range.first,
             run.scratch.rescale + place, run.scratch.weight_scale + place,
             partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width, run.ahead);
@@ -188,12 +193,12 @@ template <class P>
 void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial.state;
   const int64_t count = partial.width / panel_lanes<P>;
-  for (int64_t first = 0; first < count; first += P::panels_at_once) {
+  for (int64_t first = 0; first < count; first += panels_at_once) {
     for (int i = 0; i < stack.count; ++i) {
       const UnitRange range = units_of_visible<P>(run.visible[i]);
       if (range.first >= range.last) continue;
       const int64_t place = stack.place(stack.strips[i]);
-      const int64_t last = smaller(first + P::panels_at_once, count);
+      const int64_t last = smaller(first + panels_at_once, count);
       run.upcoming.ask(lines_at_once);
       with_panels<P>(stack.strips[i].rows, first, last, [&](auto rows, auto panels, int64_t panel) {
         constexpr int height = decltype(rows)::count;
@@ -215,11 +220,6 @@ void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
 template <class P>
 void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Stored>& values, int64_t first, int64_t last) {
   using Unit = typename P::Unit;
-  const auto load_units = [](const auto* source) {
-    Vector<Unit> units[1];
-    P::load_stored(source, units);
-    return units[0];
-  };
   const Bits bits = run.bits[row];
   std::memcpy(run.scratch.clean_weights, run.weights + row * weight_step<P>,
               sizeof(Unit) * static_cast<size_t>(tile_units<P>));
@@ -233,11 +233,11 @@ void clean_panel(Run<P>& run, int64_t row, const Panels<typename P::Stored>& val
       seen[i] = bit_at(bits, key);
       if (!seen[i] || P::weight_at(run.scratch.clean_weights, key) != 0) continue;
       for (int v = 0; v < panel_vectors; ++v)
-        lifted[i] = lifted[i] || !P::finite(load_units(source + v * lanes<Unit>), i);
+        lifted[i] = lifted[i] || !P::finite(P::load_stored(source + v * lanes<Unit>), i);
       if (lifted[i]) P::set_weight(run.scratch.clean_weights, key, Constants<typename P::Number>::smallest);
     }
     for (int v = 0; v < panel_vectors; ++v) {
-      Vector<Unit> units = P::keep(load_units(source + v * lanes<Unit>), seen);
+      Vector<Unit> units = P::keep(P::load_stored(source + v * lanes<Unit>), seen);
       for (int i = 0; i < P::products; ++i) {
         if (lifted[i]) units = P::without_finite(units, i);
       }

@@ -18,11 +18,9 @@ struct Float16 {
 struct Bfloat16Half {
   uint16_t bits;
 };
-inline void load_half(const Float16* source, Vector<float>& value) {
-  value = load_float16(reinterpret_cast<const char*>(source));
-}
-inline void load_half(const Bfloat16Half* source, Vector<float>& value) {
-  value = load_bfloat16(reinterpret_cast<const char*>(source));
+inline Vector<float> widened(const Float16* source) { return load_float16(reinterpret_cast<const char*>(source)); }
+inline Vector<float> widened(const Bfloat16Half* source) {
+  return load_bfloat16(reinterpret_cast<const char*>(source));
 }
 
 // The arithmetic of float, over pages of halves.
@@ -31,7 +29,7 @@ struct Widened : Plain<float> {
   using Stored = Half;
   using InRegisters::load_stored;  // of what was cleaned
 
-  static void load_stored(const Half* source, Vector<float> (&units)[1]) { load_half(source, units[0]); }
+  static Vector<float> load_stored(const Half* source) { return widened(source); }
 };
 
 // Weights stay floats over the scores until they are coded, a tile at a time.
@@ -41,7 +39,6 @@ struct Coded : InRegisters {
   using Unit = uint32_t;  // a pair of 16-bit integers
   static constexpr bool coded = true;
   static constexpr int products = 2;
-  static constexpr int panels_at_once = 1;
   static constexpr bool weights_over_scores = true;
 
   static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_int16(splat(a), b, c); }
@@ -54,9 +51,7 @@ struct Int8 : Coded {
   using Stored = uint16_t;  // a pair of codes
   static constexpr Type type = Type::int8;
 
-  static void load_stored(const Stored* source, Vector<Unit> (&units)[1]) {
-    units[0] = load_int8(reinterpret_cast<const char*>(source));
-  }
+  static Vector<Unit> load_stored(const Stored* source) { return load_int8(reinterpret_cast<const char*>(source)); }
 };
 
 // Pair i of the eight codes of a unit stands in bits 4 i of both its halves.
@@ -65,13 +60,12 @@ struct Int4 : Coded {
   static constexpr Type type = Type::int4;
   static constexpr int units_together = 4;
   static constexpr int units_loaded = 4;
-  // The operands of a stored unit take four times the registers.
-  static constexpr int strip_rows = (registers - 2) / panel_vectors - units_loaded;
-  static_assert(strip_rows > 0 && strip_rows <= SOFTLOOKUP_ISA::strip_rows);
+  // A vector of stored units stays in its register beside the operand that is made of it.
+  static constexpr int pair_rows = SOFTLOOKUP_ISA::pair_rows > 0 ? SOFTLOOKUP_ISA::pair_rows - 1 : 0;
+  static constexpr int most_rows = (registers - 1) / panel_vectors - 2;
+  static constexpr int strip_rows = most_rows < SOFTLOOKUP_ISA::strip_rows ? most_rows : SOFTLOOKUP_ISA::strip_rows;
 
-  static void load_stored(const Stored* source, Vector<Unit> (&units)[4]) {
-    load_int4(reinterpret_cast<const char*>(source), units);
-  }
+  static Vector<Unit> unit_of(Vector<Unit> stored, int i) { return int4_of(stored, i); }
 };
 
 // From one stored unit of a panel to the next: units of the products come `units_loaded` at a time.
@@ -113,38 +107,30 @@ struct Steps {
   }
 };
 
-// Scores of `height` rows against one packed panel of codes.
-template <class P, int height, int step, bool asks>
+// Scores of `height` rows against packed panels of codes.
+template <class P, int height, int step, int panels, bool asks>
 void score_codes(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units, const float* row_scale,
                  const float* row_offset, const float* key_scale, float* scores, int64_t ahead) {
-  Vector<int32_t> sums[height][panel_vectors] = {};
-  multiply<P, 1, height, asks>(queries, keys, panel_lanes<P>, 0, units, sums, ahead);
-#pragma GCC unroll 12
-  for (int row = 0; row < height; ++row) {
-#pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) {
-      const Vector<float> product = floats_of(sums[row][v]) * splat(row_scale[row]);
-      store(scores + row * step + v * lanes<float>,
-            fma(product, load(key_scale + v * lanes<float>), splat(row_offset[row])));
-    }
-  }
+  const Panels<typename P::Stored> b = {keys, panel_lanes<P>, stored_units<P>(units) * panel_lanes<P>};
+  multiply_cut<P, height, panels, 1, height, asks>(
+      queries, b, units, ahead, [](int, int) { return Vector<int32_t>{}; },
+      [&](int row, int v, Vector<int32_t> sum) {
+        store(scores + row * step + v * lanes<float>,
+              fma(floats_of(sum) * splat(row_scale[row]), load(key_scale + v * lanes<float>), splat(row_offset[row])));
+      });
 }
 
 // accumulator[row] = accumulator[row] * rescale[row] + weight_scale[row] * codes of weights times codes of values.
-template <class P, int height, bool asks>
+template <class P, int height, int panels, bool asks>
 void weigh_codes(const typename P::Unit* weights, const Panels<typename P::Stored>& values, int64_t units,
                  const float* rescale, const float* weight_scale, float* accumulator, int64_t accumulator_step,
                  int64_t ahead) {
-  Vector<int32_t> sums[height][panel_vectors] = {};
-  multiply<P, tile_units<P>, 1, asks>(weights, values.units, values.step, values.panel_step, units, sums, ahead);
-#pragma GCC unroll 12
-  for (int row = 0; row < height; ++row) {
-#pragma GCC unroll 4
-    for (int v = 0; v < panel_vectors; ++v) {
-      float* target = accumulator + row * accumulator_step + v * lanes<float>;
-      store(target, fma(floats_of(sums[row][v]), splat(weight_scale[row]), load(target) * splat(rescale[row])));
-    }
-  }
+  multiply_cut<P, height, panels, tile_units<P>, 1, asks>(
+      weights, values, units, ahead, [](int, int) { return Vector<int32_t>{}; },
+      [&](int row, int v, Vector<int32_t> sum) {
+        float* target = accumulator + row * accumulator_step + v * lanes<float>;
+        store(target, fma(floats_of(sum), splat(weight_scale[row]), load(target) * splat(rescale[row])));
+      });
 }
 
 // Weights of `count` rows of a tile, times the scales of their values, to codes, and what a code of each row is worth.

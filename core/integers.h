@@ -62,13 +62,9 @@ inline Vector<uint32_t> load_int8(const char* source) {
 #endif
 }
 
-// Four signed 4-bit integers of every 16-bit lane: `integers[j]` holds bits 4j .. 4j + 3 of each.
-inline void load_int4(const char* source, Vector<uint32_t> (&integers)[4]) {
-  const auto words = (Halfwords)load(reinterpret_cast<const uint32_t*>(source));
-  integers[0] = (Vector<uint32_t>)((words << 12) >> 12);
-  integers[1] = (Vector<uint32_t>)((words << 8) >> 12);
-  integers[2] = (Vector<uint32_t>)((words << 4) >> 12);
-  integers[3] = (Vector<uint32_t>)(words >> 12);
+// Of four signed 4-bit integers in every 16-bit lane, those in bits 4i .. 4i + 3.
+inline Vector<uint32_t> int4_of(Vector<uint32_t> words, int i) {
+  return (Vector<uint32_t>)(((Halfwords)words << (12 - 4 * i)) >> 12);
 }
 
 }  // namespace

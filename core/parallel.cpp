@@ -117,7 +117,7 @@ class Pool {
   std::atomic<uint64_t> generation_{0};
   Job* job_ = nullptr;
   int wanted_ = 0;
-  std::atomic<int> running_{0};  // helpers at work; changed under the lock only
+  std::atomic<int> running_{0};   // helpers at work; changed under the lock only
   std::atomic<int> spinning_{0};  // workers that would notice a job at once
   int workers_ = 0;
 };

@@ -20,27 +20,28 @@ constexpr int vector_bytes = 64;
 constexpr int strip_rows = 12;  // 12 rows x 2 vectors of accumulators, 2 operands, 1 broadcast: 27 of 32 registers
 constexpr int panel_vectors = 2;
 constexpr int registers = 32;
-constexpr int panels_at_once = 2;
+constexpr int pair_rows = 6;  // whose sums with two panels fit
 #elif defined(__AVX2__)
 constexpr int vector_bytes = 32;
 constexpr int strip_rows = 6;
 constexpr int panel_vectors = 2;
 constexpr int registers = 16;
-constexpr int panels_at_once = 1;
+constexpr int pair_rows = 0;
 #elif defined(__aarch64__)
 constexpr int vector_bytes = 16;
 constexpr int strip_rows = 6;
 constexpr int panel_vectors = 4;
 constexpr int registers = 32;
-constexpr int panels_at_once = 1;
+constexpr int pair_rows = 0;
 #else
 constexpr int vector_bytes = 16;
 constexpr int strip_rows = 6;
 constexpr int panel_vectors = 2;
 constexpr int registers = 16;
-constexpr int panels_at_once = 1;
+constexpr int pair_rows = 0;
 #endif
 static_assert(strip_rows * panel_vectors + panel_vectors + 1 <= registers, "the accumulators would spill");
+static_assert(pair_rows * 2 * panel_vectors + 2 * panel_vectors + 1 <= registers, "the accumulators would spill");
 
 template <class T, int bytes = vector_bytes>
 struct VectorOf {

@@ -83,7 +83,7 @@ struct InRegisters {
   static constexpr bool coded = false;  // integer codes that scales belong to
   static constexpr int units_together = 1;
   static constexpr int units_loaded = 1;  // of one stored unit
-  static constexpr int panels_at_once = SOFTLOOKUP_ISA::panels_at_once;
+  static constexpr int pair_rows = SOFTLOOKUP_ISA::pair_rows;
   static constexpr bool query_rows = false;    // queries row by row, not unit by unit
   static constexpr bool whole_blocks = false;  // scores of all tiles of a block before values are weighed
   static constexpr int strip_rows = SOFTLOOKUP_ISA::strip_rows;
@@ -92,10 +92,14 @@ struct InRegisters {
   // Whether queries took the scale up, exactly, and the products need none.
   static bool scale_queries(const void*, int64_t, double) { return false; }
 
-  // A vector of stored units as the units of the products.
+  // A vector of stored units, and unit i of it.
   template <class Unit>
-  static void load_stored(const Unit* source, Vector<Unit> (&units)[1]) {
-    units[0] = load(source);
+  static Vector<Unit> load_stored(const Unit* source) {
+    return load(source);
+  }
+  template <class V>
+  static V unit_of(V stored, int) {
+    return stored;
   }
 };
 
