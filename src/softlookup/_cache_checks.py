@@ -51,7 +51,11 @@ def config_of(problems: Problems, **given: Any) -> CacheConfig | None:
     """The configuration, or None after a problem."""
     before = problems.count
     sizes = {}
-    for name, fix in (("batch", "batch=1"), ("kv_heads", "the number of key heads"), ("width", "d_k, the head's width")):
+    for name, fix in (
+        ("batch", "batch=1"),
+        ("kv_heads", "the number of key heads"),
+        ("width", "d_k, the head's width"),
+    ):
         sizes[name] = _size(problems, name, given[name], 1, LARGEST_WIDTH if name == "width" else LARGEST_SIZE, fix)
     width, value_width = sizes["width"], given["value_width"]
     if value_width is None:
@@ -64,14 +68,18 @@ def config_of(problems: Problems, **given: Any) -> CacheConfig | None:
         window = _size(problems, "window", window, 1, LARGEST_POSITION, "None keeps every key")
     keep_first = _size(problems, "keep_first", given["keep_first"], 0, LARGEST_POSITION, "keep_first=0")
     if window is None and keep_first:
-        problems.value("keep_first", f"{keep_first} without a window", "0, or a window too", "window=..., or keep_first=0")
+        problems.value(
+            "keep_first", f"{keep_first} without a window", "0, or a window too", "window=..., or keep_first=0"
+        )
     capacity = given["capacity"]
     if capacity is not None:
         capacity = _size(problems, "capacity", capacity, 0, LARGEST_POSITION, "None grows as needed")
     for name in ("shared_values", "rotate"):
         flag(problems, name, given[name])
     if given["shared_values"] is True and value_width > width:
-        problems.value("value_width", f"{value_width} with shared_values=True", f"at most width = {width}", "value_width <= width")
+        problems.value(
+            "value_width", f"{value_width} with shared_values=True", f"at most width = {width}", "value_width <= width"
+        )
     if given["rotate"] is True:
         _check_rotation(problems, dtype, width, value_width, given["shared_values"] is True)
     if problems.count > before:

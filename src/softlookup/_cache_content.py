@@ -7,7 +7,7 @@ are stored: floats, or codes with their scales. Rows of all batch items stand be
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,13 @@ from softlookup._cache_checks import CacheConfig
 from softlookup._pages import PAGE_KEYS
 from softlookup._quantize import Constants, numbers_of, rotated
 from softlookup._threads import get_threads
-from softlookup._types import BFLOAT16, core_view, dtype_of
+from softlookup._types import BFLOAT16, dtype_of
 
 if TYPE_CHECKING:
-    from softlookup._kv_cache import KVCache
+    from softlookup._cache_store import CacheStore
 
 Array = NDArray[Any]
+Cache = TypeVar("Cache", bound="CacheStore")
 
 
 class Content(NamedTuple):
@@ -32,7 +33,7 @@ class Content(NamedTuple):
     arrays: dict[str, Array]
 
 
-def ranges_of(cache: KVCache) -> NDArray[np.int64]:
+def ranges_of(cache: CacheStore) -> NDArray[np.int64]:
     """What is there: int64 [R, 3] of row, first position and number of tokens."""
     ranges = []
     kept = -(-cache.keep_first // PAGE_KEYS) * PAGE_KEYS
@@ -61,7 +62,7 @@ def room_for(config: CacheConfig, tokens: int) -> dict[str, Array]:
     return arrays
 
 
-def move(cache: KVCache, row: int, first: int, arrays: dict[str, Array], *, into_pages: bool) -> None:
+def move(cache: CacheStore, row: int, first: int, arrays: dict[str, Array], *, into_pages: bool) -> None:
     """Rows of one batch item out of the pages into contiguous arrays [Hk, T, ...], or back."""
     _core.move_rows(
         cache._shape, cache._table.addresses, row, first, arrays["keys"], arrays.get("values"),
@@ -69,7 +70,7 @@ def move(cache: KVCache, row: int, first: int, arrays: dict[str, Array], *, into
     )  # fmt: skip
 
 
-def content_of(cache: KVCache) -> Content:
+def content_of(cache: CacheStore) -> Content:
     """The content of a cache, copied."""
     config = cache._config
     ranges = ranges_of(cache)
@@ -87,7 +88,7 @@ def content_of(cache: KVCache) -> Content:
     return Content(asdict(config), arrays)
 
 
-def restored(kind: type[KVCache], content: Content) -> KVCache:
+def restored(kind: type[Cache], content: Content) -> Cache:
     """A cache of this content, which is trusted: `_cache_files` checks what comes from a file."""
     cache = object.__new__(kind)
     config = CacheConfig(**content.config)
@@ -96,9 +97,7 @@ def restored(kind: type[KVCache], content: Content) -> KVCache:
     place = 0
     for row, first, count in arrays["ranges"].tolist():
         cache._table.own(row, first // PAGE_KEYS, (first + count - 1) // PAGE_KEYS + 1)
-        part = {
-            name: np.ascontiguousarray(arrays[name][:, place : place + count]) for name in room_for(config, 0)
-        }
+        part = {name: np.ascontiguousarray(arrays[name][:, place : place + count]) for name in room_for(config, 0)}
         move(cache, row, first, part, into_pages=True)
         place += count
         kept = -(-config.keep_first // PAGE_KEYS)
@@ -115,7 +114,7 @@ def restored(kind: type[KVCache], content: Content) -> KVCache:
     return cache
 
 
-def numbers_in(cache: KVCache, which: int) -> Array:
+def numbers_in(cache: CacheStore, which: int) -> Array:
     """All keys (0) or values (1) as numbers, [B, Hk, longest row, d]."""
     config = cache._config
     name = "keys" if which == 0 or config.shared_values else "values"
@@ -129,7 +128,7 @@ def numbers_in(cache: KVCache, which: int) -> Array:
     return numbers
 
 
-def _numbers(cache: KVCache, row: int, part: dict[str, Array], name: str, which: int) -> Array:
+def _numbers(cache: CacheStore, row: int, part: dict[str, Array], name: str, which: int) -> Array:
     config = cache._config
     constants = cache._constants
     if constants is None:

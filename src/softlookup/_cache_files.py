@@ -21,16 +21,16 @@ from softlookup._quantize import LARGEST_CODE, Constants
 from softlookup._types import INT4
 
 if TYPE_CHECKING:
-    from softlookup._kv_cache import KVCache
+    from softlookup._cache_store import CacheStore
 
 FORMAT = "softlookup.KVCache"
 VERSION = "1"
 
 Array = NDArray[Any]
-Cache = TypeVar("Cache", bound="KVCache")
+Cache = TypeVar("Cache", bound="CacheStore")
 
 
-def save_file(cache: KVCache, path: str | os.PathLike[str]) -> None:
+def save_file(cache: CacheStore, path: str | os.PathLike[str]) -> None:
     """Write a cache; whole, or not at all."""
     safetensors = _safetensors("save")
     content = content_of(cache)
@@ -55,7 +55,9 @@ def load_file(kind: type[Cache], path: str | os.PathLike[str]) -> Cache:
     """Read a cache and check everything in its file."""
     safetensors = _safetensors("load")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"softlookup.KVCache.load: found no file {os.fspath(path)!r}; fix: pass what save wrote")
+        raise FileNotFoundError(
+            f"softlookup.KVCache.load: found no file {os.fspath(path)!r}; fix: pass what save wrote"
+        )
     try:
         with safetensors.safe_open(os.fspath(path), framework="numpy") as file:
             config = _config(path, file.metadata() or {})
@@ -67,9 +69,7 @@ def load_file(kind: type[Cache], path: str | os.PathLike[str]) -> Cache:
         widths = {"keys": config.width, "values": config.value_width}
         arrays = {name: _unpacked(array, widths[name]) if name in widths else array for name, array in arrays.items()}
     _check_values(path, config, arrays)
-    cache = restored(kind, Content(config.__dict__, arrays))
-    assert isinstance(cache, kind)
-    return cache
+    return restored(kind, Content(config.__dict__, arrays))
 
 
 def _refuse(path: str | os.PathLike[str], found: str) -> NoReturn:
@@ -154,7 +154,11 @@ def _check_values(path: str | os.PathLike[str], config: CacheConfig, arrays: dic
     if config.coded and (arrays["key_factors"][..., : config.width] == 0).any():
         _refuse(path, "key_factors of zero")
     for name in ("keys", "values"):
-        if config.coded and name in arrays and (np.abs(arrays[name].astype(np.int16)) > LARGEST_CODE[config.code]).any():
+        if (
+            config.coded
+            and name in arrays
+            and (np.abs(arrays[name].astype(np.int16)) > LARGEST_CODE[config.code]).any()
+        ):
             _refuse(path, f"{name} with codes beyond {LARGEST_CODE[config.code]}")
 
 
@@ -172,8 +176,7 @@ def _packed(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     """Two codes a byte, the first in the low half; a zero beside the last of an odd number."""
     even = codes if codes.shape[-1] % 2 == 0 else np.pad(codes, ((0, 0), (0, 0), (0, 1)))
     halves = even.view(np.uint8) & 15
-    packed: NDArray[np.uint8] = halves[..., 0::2] | halves[..., 1::2] << 4
-    return packed
+    return (halves[..., 0::2] | halves[..., 1::2] << 4).astype(np.uint8)
 
 
 def _unpacked(packed: NDArray[np.uint8], width: int) -> NDArray[np.int8]:
@@ -189,7 +192,8 @@ def _safetensors(what: str) -> Any:
         import safetensors.numpy
     except ImportError:
         raise ImportError(
-            f"softlookup.KVCache.{what}: found no package safetensors; expected it installed; fix: pip install safetensors"
+            f"softlookup.KVCache.{what}: found no package safetensors; expected it installed; "
+            "fix: pip install safetensors"
         ) from None
 
     class Package:

@@ -30,11 +30,11 @@ _CAUSAL_STEP: Step = ("window", None, 0)
 def plain_scoring(config: CacheConfig, lengths: Lengths, queries: int) -> Scoring:
     """The scoring of a call without options."""
     starts = _last_positions(lengths, queries)
-    program: list[Step] = []
+    program: list[Step] | None = None
     if queries > 1 or not isinstance(starts, int):  # a single query at the last position sees every key anyhow
         program = [_CAUSAL_STEP]
     program = _joined(program, _window_steps(config, lengths))
-    return Scoring(1.0 / math.sqrt(config.width), q_start=starts, program=program or None, mask=_CAUSAL)
+    return Scoring(1.0 / math.sqrt(config.width), q_start=starts, program=program, mask=_CAUSAL)
 
 
 def cache_scoring(

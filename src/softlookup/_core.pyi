@@ -12,6 +12,7 @@ from softlookup._scoring import Scoring, Starts
 
 MOMENTS: int
 MOST_MASK_STEPS: int
+PAGE_KEYS: int
 
 def attend(
     q: NDArray[Any],
@@ -22,6 +23,53 @@ def attend(
     out_type: int,
     scoring: Scoring,
     moments: NDArray[Any] | None,
+    threads: int,
+    isa: str | None,
+) -> None: ...
+def page_head_bytes(shape: PageShape, isa: str | None) -> int: ...
+def append(
+    shape: PageShape,
+    table: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    k: NDArray[Any],
+    v: NDArray[Any] | None,
+    type: int,
+    key_means: NDArray[np.float32] | None,
+    key_factors: NDArray[np.float32] | None,
+    value_means: NDArray[np.float32] | None,
+    value_factors: NDArray[np.float32] | None,
+    threads: int,
+    isa: str | None,
+) -> bool: ...
+def move_rows(
+    shape: PageShape,
+    table: NDArray[np.int64],
+    batch: int,
+    first: int,
+    keys: NDArray[Any],
+    values: NDArray[Any] | None,
+    key_scales: NDArray[np.float32] | None,
+    value_scales: NDArray[np.float32] | None,
+    into_pages: bool,
+    threads: int,
+    isa: str | None,
+) -> None: ...
+def attend_cache(
+    q: NDArray[Any],
+    out: NDArray[Any],
+    type: int,
+    out_type: int,
+    scoring: Scoring,
+    moments: NDArray[Any] | None,
+    shape: PageShape,
+    table: NDArray[np.int64],
+    key_heads: int,
+    keys: int,
+    key_means: NDArray[np.float32] | None,
+    key_factors: NDArray[np.float32] | None,
+    value_means: NDArray[np.float32] | None,
+    value_factors: NDArray[np.float32] | None,
     threads: int,
     isa: str | None,
 ) -> None: ...

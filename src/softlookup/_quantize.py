@@ -1,9 +1,9 @@
 """What a cache of codes adds to plain numbers: the constants of its columns, the rotation, and the way back.
 
-A code stands for ``mean[c] + factor[c] * scale[t] * code``: mean and factor belong to a column of one head and are fixed
-by the first append, the scale belongs to a token. So a token's codes depend on nothing that comes later, and rolling
-back leaves what stays as it was. The core folds factors into the query, adds q . mean to every score of a row, and
-lets the scale in beside the exact integer sums.
+A code stands for ``mean[c] + factor[c] * scale[t] * code``: mean and factor belong to a column of one head and are
+fixed by the first append, the scale belongs to a token. So a token's codes depend on nothing that comes later, and
+rolling back leaves what stays as it was. The core folds factors into the query, adds q . mean to every score of a row,
+and lets the scale in beside the exact integer sums.
 """
 
 from __future__ import annotations
