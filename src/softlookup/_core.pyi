@@ -6,8 +6,10 @@ it as in NumPy. Type codes: 0 float32, 1 float64, 2 float16, 3 bfloat16 (arrays 
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from softlookup._pages import PageShape
 from softlookup._scoring import Scoring, Starts
 
 MOMENTS: int
