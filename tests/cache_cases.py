@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def filled(k: np.ndarray, v: np.ndarray, name: str, pieces: tuple[int, ...] = ()
     """A cache that got its tokens in pieces that begin at 0 and at the given tokens."""
     cache = empty(k, v, name, **options)
     bounds = (0, *pieces, k.shape[2])
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         cache.append(k[:, :, first:last], v[:, :, first:last])
     return cache
 

@@ -38,6 +38,7 @@ class CacheStore:
         self._table = PageTable(pool, config.batch)
         self._lengths: Lengths = np.zeros(config.batch, np.int64)
         self._dropped: Lengths = np.zeros(config.batch, np.int64)  # blocks of a row before this one were given back
+        self._remembers = False  # whether a window gives back nothing for now, so that all can be rolled back
         self._constants = None
         if config.coded:
             self._constants = Constants.plain(config.batch, config.kv_heads, config.width, config.value_width)
@@ -152,7 +153,7 @@ class CacheStore:
     def _forget(self, counts: Lengths) -> None:
         """Give back the pages that neither a query at the first new position nor any later one can see."""
         config = self._config
-        if config.window is None:
+        if config.window is None or self._remembers:
             return
         kept = -(-config.keep_first // PAGE_KEYS)
         for row in np.flatnonzero(counts).tolist():
@@ -160,6 +161,12 @@ class CacheStore:
             if first > max(kept, int(self._dropped[row])):
                 self._table.drop(row, slice(max(kept, int(self._dropped[row])), first))
                 self._dropped[row] = first
+
+    def _forget_past(self) -> None:
+        """Give back what was remembered only to be rolled back."""
+        self._remembers = False
+        self._forget(np.ones(self._config.batch, np.int64))
+        self._remembers = True
 
     def truncate(self, lengths: Lengths | int) -> None:
         """Roll back to the first `lengths` tokens of each row, as if what followed had never come.

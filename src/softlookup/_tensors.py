@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from softlookup._types import BFLOAT16, dtype_of
+from softlookup._types import BFLOAT16, code_of, dtype_of
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -36,6 +36,8 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
             array = array.copy()
         if not array.flags.writeable:
             array = np.asarray(_Writable(array))
+    if code_of(array.dtype) == BFLOAT16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
