@@ -61,13 +61,14 @@ class StoredLayer(CacheLayerMixin):
         self._rotate = rotate
         self._length = 0
 
-    @property  # type: ignore[override]
-    def keys(self) -> torch.Tensor | None:
+    # The base class has attributes there; a store is read when somebody asks.
+    @property
+    def keys(self) -> torch.Tensor | None:  # type: ignore[override]
         """All keys as a tensor, for models that read them from the layer (encoder-decoders do)."""
         return None if self.store is None else tensor_of(self.store.keys()).to(self._given)
 
-    @property  # type: ignore[override]
-    def values(self) -> torch.Tensor | None:
+    @property
+    def values(self) -> torch.Tensor | None:  # type: ignore[override]
         """All values as a tensor."""
         return None if self.store is None else tensor_of(self.store.values()).to(self._given)
 
