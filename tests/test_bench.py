@@ -109,7 +109,7 @@ class TestRun:
     def test_limits(self) -> None:
         limit = run(SMALL["decode"])[0]
         assert limit.limits is not None
-        assert set(limit.limits) == {"fma_float32_gflops", "exp_gscores", "read_gbs"}
+        assert set(limit.limits) == {"fma_float32_gflops", "dot_int16_gflops", "exp_gscores", "read_gbs"}
         limit = run(SMALL["full"])[0]
         assert limit.limits is not None
         assert set(limit.limits) == {"fma_float32_gflops"}

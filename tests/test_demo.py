@@ -61,6 +61,15 @@ class TestModelDemo:
             for name in ("stock", "softlookup"):
                 assert row[name]["prefill_tokens_per_second"] == row["context"] / row[name]["prefill_seconds"]
                 assert row[name]["decode_ms_per_token"] > 0
+        assert report["caches"]["context"] == 60
+        caches = {row["dtype"]: row for row in report["caches"]["rows"]}
+        assert list(caches) == ["float32", "bfloat16", "int8", "int4"]
+        assert all(row["tokens"] == 6 and row["decode_ms_per_token"] > 0 for row in caches.values())
+        assert caches["float32"]["choices_that_agree"] == 6
+        assert caches["float32"]["largest_logit_difference"] < 1e-3 < caches["int4"]["largest_logit_difference"]
+        sizes = [row["cache_bytes"] for row in caches.values()]
+        assert sizes == sorted(set(sizes), reverse=True)
+        assert len(sizes) == 4
         assert report["entropy"]["context"] == 60
         entropy = np.array(report["entropy"]["layers_by_heads"])
         assert entropy.shape == (LAYERS, HEADS)
@@ -70,7 +79,7 @@ class TestModelDemo:
     def test_table(self, folder: Path, tmp_path: Path) -> None:
         result = demo("--model", str(folder), "--contexts", "16", "--tokens", "1", "--out", str(tmp_path))
         assert result.exit_code == 0, result.stderr
-        for piece in ("stock", "softlookup", "1 of 1", "0.88865"):
+        for piece in ("stock", "softlookup", "1 of 1", "0.88865", "bfloat16", "int4"):
             assert piece in result.stdout
 
     @pytest.mark.parametrize(

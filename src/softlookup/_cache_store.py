@@ -6,6 +6,7 @@ depends on nothing that comes after it, nor on the rows around it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from softlookup._types import FLOAT32, core_view
 
 Array = NDArray[Any]
 Lengths = NDArray[np.int64]
+Asked = NDArray[np.int64] | Sequence[int] | int
 
 
 class CacheStore:
@@ -74,7 +76,7 @@ class CacheStore:
             f"value_width={config.value_width}, dtype={config.dtype!r}, lengths={shown}, nbytes={self.nbytes})"
         )
 
-    def append(self, k: Array, v: Array | None = None, *, lengths: Lengths | int | None = None) -> None:
+    def append(self, k: Array, v: Array | None = None, *, lengths: Asked | None = None) -> None:
         """Add tokens at the end of every row; codes are made as they come in.
 
         Parameters
@@ -168,7 +170,7 @@ class CacheStore:
         self._forget(np.ones(self._config.batch, np.int64))
         self._remembers = True
 
-    def truncate(self, lengths: Lengths | int) -> None:
+    def truncate(self, lengths: Asked) -> None:
         """Roll back to the first `lengths` tokens of each row, as if what followed had never come.
 
         Parameters
@@ -211,7 +213,7 @@ class CacheStore:
         """A cache of the same content. Both share pages until one of them writes."""
         return self._selected(np.arange(self._config.batch))
 
-    def select(self, rows: Lengths | list[int]) -> Self:
+    def select(self, rows: Lengths | Sequence[int]) -> Self:
         """A cache of the chosen rows, in their order; a row may come again. Pages are shared until one side writes.
 
         Raises

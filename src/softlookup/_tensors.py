@@ -36,8 +36,8 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
             array = array.copy()
         if not array.flags.writeable:
             array = np.asarray(_Writable(array))
-    if code_of(array.dtype) == BFLOAT16:
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+        if code_of(array.dtype) == BFLOAT16:
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 

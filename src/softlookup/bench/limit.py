@@ -56,6 +56,7 @@ class LimitSampler:
             kinds = ("dot_bfloat16", "tile_bfloat16")
             self._peaks |= {f"{kind}_gflops": loops[kind] for kind in kinds if kind in loops}
         self._exponential = loops[f"exp_{wide}"]
+        self._dots = loops.get("dot_int16") if workload.kind == "decode" and workload.dtype == "float32" else None
         self._streams: list[tuple[NDArray[np.uint32], int]] = []
         if workload.kind == "decode":
             self._streams = [(words, _limits.total_of(words)) for words in map(_words, arrays)]
@@ -71,7 +72,18 @@ class LimitSampler:
         if workload.kind != "decode":
             return seconds
         seconds += workload.pairs / (self._rate("exp_gscores", self._exponential) * 1e9)
+        if self._dots is not None:
+            self._rate("dot_int16_gflops", self._dots)
         return max(workload.cache_bytes / (self._bandwidth() * 1e9), seconds)
+
+    def seconds_of_codes(self, cache_bytes: int) -> float | None:
+        """The same limit for a cache of codes, whose products are those of 16-bit integers; None without their peak."""
+        rates = self.medians()
+        if "dot_int16_gflops" not in rates:
+            return None
+        seconds = self._workload.operations / (rates["dot_int16_gflops"] * 1e9)
+        seconds += self._workload.pairs / (rates["exp_gscores"] * 1e9)
+        return max(cache_bytes / (rates["read_gbs"] * 1e9), seconds)
 
     def medians(self) -> dict[str, float]:
         """What was measured, by names with units; the median of the calls."""

@@ -78,7 +78,7 @@ def run_workload(workload: Workload, options: Options, tell: Tell) -> list[Row]:
         rows = [
             _row(workload, peer.name, missing=absent[peer.name])
             if peer.name in absent
-            else _timed_row(inputs, peer.name, ready, samples)
+            else _timed_row(inputs, peer.name, ready, samples, limit)
             for peer in contenders
         ]
         if LIMIT in samples:
@@ -108,7 +108,9 @@ def _row(workload: Workload, contender: str, **fields: Any) -> Row:
     return Row(workload.name, workload.detail, workload.dtype, workload.kind, contender, **fields)
 
 
-def _timed_row(inputs: Inputs, name: str, ready: dict[str, Contender], samples: dict[str, list[float]]) -> Row:
+def _timed_row(
+    inputs: Inputs, name: str, ready: dict[str, Contender], samples: dict[str, list[float]], limit: LimitSampler
+) -> Row:
     workload, contender = inputs.workload, ready[name]
     own = samples[name]
     seconds = statistics.median(own)
@@ -129,12 +131,23 @@ def _timed_row(inputs: Inputs, name: str, ready: dict[str, Contender], samples: 
         rate=_rate(workload, seconds, contender.prepared.cache_bytes),
         unit=UNITS[workload.kind],
         ours_is_faster=ratio(own, samples[OURS]) if OURS in samples else None,
-        share_of_limit=ratio(samples[LIMIT], own) if LIMIT in samples else None,
+        share_of_limit=_share_of_limit(contender.prepared, own, samples, limit),
         difference=gap,
         difference_from_ours=from_ours,
         agrees=None if gap is None else gap <= TOLERANCES[workload.dtype],
         note=contender.prepared.note,
     )
+
+
+def _share_of_limit(
+    prepared: Prepared, own: list[float], samples: dict[str, list[float]], limit: LimitSampler
+) -> float | None:
+    if LIMIT not in samples:
+        return None
+    if not prepared.codes:
+        return ratio(samples[LIMIT], own)
+    least = limit.seconds_of_codes(prepared.cache_bytes)
+    return None if least is None else least / statistics.median(own)
 
 
 def _limit_row(workload: Workload, limit: LimitSampler, samples: dict[str, list[float]]) -> Row:

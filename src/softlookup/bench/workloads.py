@@ -85,6 +85,11 @@ class Workload:
         """Bytes of K and V that are read, in the workload's own type."""
         return self.cache_elements * dtype_of(NAMES.index(self.dtype)).itemsize
 
+    def coded_bytes(self, dtype: str) -> int:
+        """Bytes of K and V that are read as codes, int8 or int4, with a float32 scale for each row of both."""
+        scales = 2 * 4 * self.key_heads * sum(self.key_lengths)
+        return self.cache_elements // (1 if dtype == "int8" else 2) + scales
+
     @property
     def mask(self) -> sl.Mask | None:
         """As softlookup takes it."""

@@ -19,6 +19,9 @@ import torch
 import transformers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+import softlookup.transformers
+
+CACHES = ("float32", "bfloat16", "int8", "int4")
 STOCK = "sdpa"
 OURS = "softlookup"
 WARM_UP_TOKENS = 16
@@ -39,11 +42,22 @@ class Run:
 
 
 def run(
-    model: Any, implementation: str, prompt: Sequence[int], tokens: int, follow: Sequence[int] | None, tick: Tick
+    model: Any,
+    implementation: str,
+    prompt: Sequence[int],
+    tokens: int,
+    follow: Sequence[int] | None,
+    tick: Tick,
+    stored: str | None = None,
 ) -> Run:
-    """Prefill `prompt` and decode `tokens` tokens, greedily or along `follow`; `tick` for every layer, then token."""
+    """Prefill `prompt` and decode `tokens` tokens, greedily or along `follow`; `tick` for every layer, then token.
+
+    Keys and values are kept as stock transformers does, or in softlookup's cache of the type `stored`.
+    """
     model.set_attn_implementation(implementation)
     cache: Any = transformers.DynamicCache(config=model.config)
+    if stored is not None:
+        cache = softlookup.transformers.Cache(model.config, dtype=stored)
     words = torch.tensor([list(prompt)])
     seconds: list[float] = []
     rows: list[torch.Tensor] = []
@@ -59,8 +73,12 @@ def run(
             if step:
                 tick()
     logits = torch.stack(rows)
-    held = sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+    held = cache.nbytes if stored is not None else _held_bytes(cache)
     return Run(seconds[0], tuple(seconds[1:]), logits, tuple(logits.argmax(-1).tolist()), held)
+
+
+def _held_bytes(cache: Any) -> int:
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
 
 
 def ticks(model: Any, tokens: int) -> int:
@@ -91,6 +109,18 @@ def compare(stock: Run, ours: Run, context: int) -> dict[str, Any]:
         "tokens_that_agree": agree,
         "stock_logit_margin_at_split": margin,
         "cache_bytes": stock.cache_bytes,
+    }
+
+
+def compare_cache(stock: Run, ours: Run, dtype: str) -> dict[str, Any]:
+    """One line of the table of caches as plain data."""
+    return {
+        "dtype": dtype,
+        **_times(ours, 1),
+        "cache_bytes": ours.cache_bytes,
+        "largest_logit_difference": float((stock.logits - ours.logits).abs().max()),
+        "choices_that_agree": sum(a == b for a, b in zip(stock.choices, ours.choices, strict=True)),
+        "tokens": len(stock.choices),
     }
 
 

@@ -70,7 +70,12 @@ def run_model_demo(
     model, longest = prepared.model, prepared.words
     # Few refreshes: the thread that draws competes with what is measured.
     with Progress(*COLUMNS, console=console, refresh_per_second=2) as progress:
-        rows = [_one_context(model, longest[:context], tokens, progress) for context in contexts]
+        rows, stock = [], None
+        for context in contexts:
+            row, stock = _one_context(model, longest[:context], tokens, progress)
+            rows.append(row)
+        assert stock is not None
+        caches = _caches(model, longest[: contexts[-1]], tokens, stock, progress)
         tick = _bar(progress, f"{len(longest)} tokens, entropy of every head", model.config.num_hidden_layers)
         entropy = heads.entropy_by_head(model, longest, tick)
     report = {
@@ -82,6 +87,7 @@ def run_model_demo(
         "stock_implementation": compare.STOCK,
         "text": "CPython's pydoc_data.topics",
         "contexts": rows,
+        "caches": {"context": contexts[-1], "rows": caches},
         "entropy": {"context": len(longest), "layers_by_heads": entropy.round(6).tolist()},
         "files": [str(out / "report.json"), str(out / "entropy.png")],
     }
@@ -93,7 +99,21 @@ def run_model_demo(
     return report
 
 
-def _one_context(model: Any, prompt: Sequence[int], tokens: int, progress: Progress) -> dict[str, Any]:
+def _caches(
+    model: Any, prompt: Sequence[int], tokens: int, stock: compare.Run, progress: Progress
+) -> list[dict[str, Any]]:
+    """The same tokens with softlookup's own cache, in each of its types."""
+    rows = []
+    for dtype in compare.CACHES:
+        tick = _bar(progress, f"{len(prompt)} tokens, cache of {dtype}", compare.ticks(model, tokens))
+        ours = compare.run(model, compare.OURS, prompt, tokens, stock.choices, tick, dtype)
+        rows.append(compare.compare_cache(stock, ours, dtype))
+    return rows
+
+
+def _one_context(
+    model: Any, prompt: Sequence[int], tokens: int, progress: Progress
+) -> tuple[dict[str, Any], compare.Run]:
     total = compare.ticks(model, tokens)
     compare.warm_up(model, prompt)
     stock = compare.run(
@@ -102,7 +122,7 @@ def _one_context(model: Any, prompt: Sequence[int], tokens: int, progress: Progr
     ours = compare.run(
         model, compare.OURS, prompt, tokens, stock.choices, _bar(progress, f"{len(prompt)} tokens, softlookup", total)
     )
-    return compare.compare(stock, ours, len(prompt))
+    return compare.compare(stock, ours, len(prompt)), stock
 
 
 def _bar(progress: Progress, name: str, total: int) -> Callable[[], None]:

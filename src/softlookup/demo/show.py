@@ -47,6 +47,7 @@ def show_model(report: dict[str, Any], console: Console) -> None:
                 f"where the two stock logits are {row['stock_logit_margin_at_split']:.1e} apart.",
                 soft_wrap=True,
             )
+    console.print(_cache_table(report["caches"]))
     console.print(f"wrote {' and '.join(report['files'])}", soft_wrap=True)
 
 
@@ -56,6 +57,19 @@ def show_info(info: dict[str, object], console: Console) -> None:
     for name, value in info.items():
         table.add_row(name, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
     console.print(table)
+
+
+def _cache_table(caches: dict[str, Any]) -> Table:
+    title = f"softlookup.transformers.Cache at {caches['context']} tokens, beside the stock choices"
+    table = Table(title=title, title_justify="left")
+    table.add_column("cache")
+    for header in ("KV cache\nMB", "decode\nms/token", "logits\ndiffer by", "same\nchoices"):
+        table.add_column(header, justify="right")
+    for row in caches["rows"]:
+        agree = f"{row['choices_that_agree']} of {row['tokens']}"
+        megabytes, milliseconds = f"{row['cache_bytes'] / 1e6:.1f}", _one_decimal(row["decode_ms_per_token"])
+        table.add_row(row["dtype"], megabytes, milliseconds, f"{row['largest_logit_difference']:.1e}", agree)
+    return table
 
 
 def _speeds(times: dict[str, float | None]) -> tuple[str, str]:

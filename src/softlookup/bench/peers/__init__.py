@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softlookup._types import NAMES
-from softlookup.bench.workloads import Workload
+from softlookup.bench.workloads import CACHE_TYPES, Workload
 
 Answers = dict[str, NDArray[Any]]
 
@@ -59,6 +59,8 @@ class Prepared:
     """How it is configured."""
     exact: Answers | None = None
     """The answer to what it really computes, where that is not the workload itself: a quantised cache."""
+    codes: bool = False
+    """Whether its products are those of 16-bit integers, which have a limit of their own."""
     around: Callable[[], AbstractContextManager[Any]] = _no_context
     """What a whole bunch of calls runs inside."""
     close: Callable[[], None] = _nothing
@@ -103,6 +105,9 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("softlookup-stats", "ours", "softlookup", "stats", kinds=("prefill",)),
+        Peer("softlookup-cache", "ours", "softlookup", "cache", kinds=("decode",), dtypes=CACHE_TYPES),
+        Peer("softlookup-int8", "ours", "softlookup", "int8", kinds=("decode",), dtypes=("float32",)),
+        Peer("softlookup-int4", "ours", "softlookup", "int4", kinds=("decode",), dtypes=("float32",)),
         Peer("torch-sdpa", "torch_sdpa", "torch"),
         Peer("torch-from-numpy", "torch_sdpa", "torch", "from numpy", kinds=("call",)),
         Peer("torch-flex", "torch_flex", "torch", kinds=("prefill", "decode", "train")),
@@ -110,6 +115,10 @@ PEERS = {
         Peer("onnxruntime-int8", "onnxruntime_gqa", "onnxruntime", "int8", kinds=("decode",), dtypes=("float32",)),
         Peer("onnxruntime-int4", "onnxruntime_gqa", "onnxruntime", "int4", kinds=("decode",), dtypes=("float32",)),
         Peer("jax", "jax_attention", "jax"),
+        Peer("softlookup-cache-f32", "model_transformers", "softlookup", "cache float32", kinds=MODELS),
+        Peer("softlookup-cache-bf16", "model_transformers", "softlookup", "cache bfloat16", kinds=MODELS),
+        Peer("softlookup-cache-int8", "model_transformers", "softlookup", "cache int8", kinds=MODELS),
+        Peer("softlookup-cache-int4", "model_transformers", "softlookup", "cache int4", kinds=MODELS),
         Peer("softlookup-bf16", "model_transformers", "softlookup", "softlookup bfloat16", kinds=MODELS),
         Peer(STOCK, "model_transformers", "transformers", "sdpa float32", kinds=MODELS),
         Peer("transformers-bf16", "model_transformers", "transformers", "sdpa bfloat16", kinds=MODELS),

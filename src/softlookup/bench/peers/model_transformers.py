@@ -1,4 +1,4 @@
-"""transformers: one model object for each type, on an attention implementation of choice, with its default cache.
+"""transformers: one model object for each type, on an attention implementation of choice, with its own cache or ours.
 
 "nothing" is an implementation that looks nothing up: what then remains is the time without attention.
 """
@@ -21,11 +21,13 @@ NOTHING = "softlookup_bench_nothing"
 
 
 def prepare(prompt: Prompt, threads: int, option: str) -> Reader:
-    """A model; the option names the implementation and the type."""
+    """A model; the option names the implementation, or "cache" for our cache, and the type."""
     implementation, dtype = option.split()
     softlookup.transformers.register()
     AttentionInterface.register(NOTHING, _no_attention)
     AttentionMaskInterface.register(NOTHING, _no_mask)
+    if implementation == "cache":
+        return CacheReader(prompt, threads, dtype)
     return TransformersReader(prompt, threads, NOTHING if implementation == "nothing" else implementation, dtype)
 
 
@@ -40,10 +42,14 @@ class TransformersReader:
         self._implementation = implementation
         self.clear()
 
+    def new_cache(self) -> Any:
+        """An empty cache for the model."""
+        return transformers.DynamicCache(config=self._model.config)
+
     def clear(self) -> None:
         """Empty the cache."""
         self._model.set_attn_implementation(self._implementation)
-        self._cache: Any = transformers.DynamicCache(config=self._model.config)
+        self._cache: Any = self.new_cache()
 
     def rewind(self, length: int) -> None:
         """Keep the first tokens in the cache alone."""
@@ -56,6 +62,21 @@ class TransformersReader:
             logits = self._model(torch.tensor([words]), cache=self._cache, use_cache=True, logits_to_keep=1).logits
         numbers: Logits = logits[0, -1].float().numpy()
         return numbers
+
+
+class CacheReader(TransformersReader):
+    """The same with softlookup's cache; the weights are bfloat16 unless the cache is float32."""
+
+    def __init__(self, prompt: Prompt, threads: int, dtype: str) -> None:
+        weights = "float32" if dtype == "float32" else "bfloat16"
+        self._stored = dtype
+        super().__init__(prompt, threads, "softlookup", weights)
+        self.dtype = dtype
+        self.note = f"{threads} threads, {weights} weights, softlookup.transformers.Cache of {dtype}"
+
+    def new_cache(self) -> Any:
+        """An empty cache of ours."""
+        return softlookup.transformers.Cache(self._model.config, dtype=self._stored)
 
 
 def _no_attention(

@@ -1,4 +1,4 @@
-"""softlookup itself, as anyone calls it: plain NumPy arrays, outputs allocated by the call."""
+"""softlookup itself, as anyone calls it: NumPy arrays, or a cache that holds them; outputs allocated by the call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from softlookup.bench.workloads import Inputs
 
 
 def prepare(inputs: Inputs, threads: int, option: str) -> Prepared:
-    """The lookup; with the option "stats" it also gathers statistics."""
+    """The lookup; with the option "stats" also statistics; with "cache", or codes by name, from a cache of those."""
     workload = inputs.workload
+    if option in ("cache", "int8", "int4"):
+        return _cached(inputs, threads, workload.dtype if option == "cache" else option)
     arguments: dict[str, Any] = {"mask": workload.mask, "threads": threads}
     note = f"{threads} threads"
     if option == "stats":
@@ -24,6 +26,24 @@ def prepare(inputs: Inputs, threads: int, option: str) -> Prepared:
         return sl.attention(inputs.q, inputs.k, inputs.v, **arguments)
 
     return Prepared(call, _output, workload.cache_bytes, note)
+
+
+def _cached(inputs: Inputs, threads: int, dtype: str) -> Prepared:
+    """Decoding from a cache that holds the keys and values already."""
+    workload = inputs.workload
+    cache = sl.KVCache(batch=workload.batch, kv_heads=workload.key_heads, width=workload.width, dtype=dtype)
+    cache.append(inputs.k, inputs.v, lengths=list(workload.key_lengths))
+    coded = dtype != workload.dtype
+    exact = None
+    if coded:
+        stored = sl.attention(inputs.q, cache.keys(), cache.values(), mask=workload.mask, threads=threads)
+        exact = {"out": wide(stored)}
+
+    def call() -> Any:
+        return cache.attention(inputs.q, threads=threads)
+
+    read = workload.coded_bytes(dtype) if coded else workload.cache_bytes
+    return Prepared(call, _output, read, f"{threads} threads, KVCache of {dtype}", exact, coded)
 
 
 def _training(inputs: Inputs, arguments: dict[str, Any]) -> Any:
