@@ -17,7 +17,6 @@ import softlookup.transformers  # noqa: E402
 from softlookup.bench import quality  # noqa: E402
 from tiny_language_model import KEY_HEADS, LAYERS, WIDTH, tiny_model  # noqa: E402
 
-
 DTYPES = ("float32", "int8", "int4")
 
 
