@@ -45,12 +45,13 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
       } else if constexpr (P::coded) {
         const float* row_scale = run.scratch.row_scale + strip.first_row;
         const float* row_offset = run.scratch.row_offset + strip.first_row;
+        const int32_t* row_start = run.scratch.row_start + strip.first_row;
         with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
           constexpr int height = decltype(rows)::count;
           constexpr int at_once = decltype(panels)::count;
           const auto score = run.ahead ? score_codes<P, height, tile_keys, at_once, true>
                                        : score_codes<P, height, tile_keys, at_once, false>;
-          score(run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset,
+          score(run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset, row_start,
                 run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>, run.ahead);
         });
       } else {
@@ -166,7 +167,6 @@ UnitRange units_of_visible(const Visible& visible) {
 template <class P>
 void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
   State<P>& partial = run.scratch.partial.state;
-  const float largest = largest_partner(P::type, tile_keys);
   for (int i = 0; i < stack.count; ++i) {
     const UnitRange range = units_of_visible<P>(run.visible[i]);
     if (range.first >= range.last) continue;
@@ -174,9 +174,9 @@ void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
     const int64_t place = stack.place(stack.strips[i]);
     auto* codes = run.scratch.weight_codes + place * tile_units<P>;
     for (int row = 0; row < stack.strips[i].rows; row += lanes<float>) {
-      code_weights(run.scores + (place + row) * tile_keys, run.value_scale(tile), vectors.first, vectors.last, largest,
-                   static_cast<int>(smaller(lanes<float>, stack.strips[i].rows - row)), codes + row * tile_units<P>,
-                   run.scratch.weight_scale + place + row);
+      code_weights<P>(run.scores + (place + row) * tile_keys, run.value_scale(tile), vectors.first, vectors.last,
+                      static_cast<int>(smaller(lanes<float>, stack.strips[i].rows - row)), codes + row * tile_units<P>,
+                      run.scratch.weight_scale + place + row);
     }
     with_panels<P>(stack.strips[i].rows, 0, partial.width / panel_lanes<P>, [&](auto rows, auto panels, int64_t panel) {
       constexpr int height = decltype(rows)::count;

@@ -1,6 +1,6 @@
 // How the pages of a cache lie where they differ from what the products compute with: halves that are widened as they
-// are read, and integer codes. Queries and weights meet codes as 16-bit integers with one scale a row (weights: a row
-// and a tile), so the sums are exact integers, and the scale of each key or value comes in once, beside them.
+// are read, and integer codes. Queries and weights meet codes as integers too, of 16 bits or of 8, with one scale a row
+// (weights: a row and a tile), so the sums are exact, and the scale of each key or value comes in once, beside them.
 #pragma once
 
 #include "integers.h"
@@ -36,36 +36,71 @@ struct Widened : Plain<float> {
 struct Coded : InRegisters {
   using Number = float;
   using Sum = int32_t;
-  using Unit = uint32_t;  // a pair of 16-bit integers
+  using Unit = uint32_t;
   static constexpr bool coded = true;
-  static constexpr int products = 2;
   static constexpr bool weights_over_scores = true;
 
-  static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_int16(splat(a), b, c); }
   static void store_weights(Unit* row, int64_t key, Vector<float> weights) {
     store(reinterpret_cast<float*>(row) + key, weights);
   }
 };
 
+// Codes meet those of queries and weights in pairs of 16-bit integers.
 struct Int8 : Coded {
   using Stored = uint16_t;  // a pair of codes
+  using Query = int16_t;
+  using Weight = int16_t;
+  using Keys = Int8;  // the product with keys, and with values
+  using Values = Int8;
   static constexpr Type type = Type::int8;
+  static constexpr int products = 2;
+  static constexpr int largest_weight = INT16_MAX;
+  static constexpr int added_to_keys = 0;  // in the product
+  static constexpr int value_step = 1;     // of one code in the product
+  static_assert(INT32_MAX / (127 * tile_keys) > INT16_MAX);
+
+  // Whose sum over so many columns stays below 2^31.
+  static int64_t largest_query(int64_t columns) {
+    return smaller(INT16_MAX, INT32_MAX / (largest_code(type) * larger(1, columns)));
+  }
+  static constexpr int place(int64_t i) { return static_cast<int>(8 * i); }
 
   static Vector<Unit> load_stored(const Stored* source) { return load_int8(reinterpret_cast<const char*>(source)); }
+  static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_int16(splat(a), b, c); }
 };
 
-// Pair i of the eight codes of a unit stands in bits 4 i of both its halves.
+// Codes meet those of queries and weights in fours of 8-bit integers: bytes as coarse as these cost the result little
+// beside what four bits of a key and a value do, and half the instructions.
+struct Int4Keys;
+struct Int4Values;
 struct Int4 : Coded {
-  using Stored = uint32_t;
+  using Stored = uint32_t;  // eight codes
+  using Query = int8_t;
+  using Weight = uint8_t;
+  using Keys = Int4Keys;
+  using Values = Int4Values;
   static constexpr Type type = Type::int4;
-  static constexpr int units_together = 4;
-  static constexpr int units_loaded = 4;
-  // A vector of stored units stays in its register beside the operand that is made of it.
+  static constexpr int products = 4;
+  static constexpr int units_together = 2;
+  static constexpr int units_loaded = 2;
+  static constexpr int largest_weight = UINT8_MAX;
+  static constexpr int added_to_keys = 8;
+  static constexpr int value_step = nibble_step;
+  // A vector of stored units stays in its register beside the operand that is made of it, and so do the masks.
   static constexpr int pair_rows = SOFTLOOKUP_ISA::pair_rows > 0 ? SOFTLOOKUP_ISA::pair_rows - 1 : 0;
-  static constexpr int most_rows = (registers - 1) / panel_vectors - 2;
+  static constexpr int most_rows = (registers - 1) / panel_vectors - 3;
   static constexpr int strip_rows = most_rows < SOFTLOOKUP_ISA::strip_rows ? most_rows : SOFTLOOKUP_ISA::strip_rows;
 
-  static Vector<Unit> unit_of(Vector<Unit> stored, int i) { return int4_of(stored, i); }
+  static int64_t largest_query(int64_t) { return INT8_MAX; }
+  static constexpr int place(int64_t i) { return nibble_place(i); }
+};
+struct Int4Keys : Int4 {
+  static Vector<Unit> unit_of(Vector<Unit> stored, int i) { return unsigned_nibbles(stored, i); }
+  static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_bytes(b, splat(a), c); }
+};
+struct Int4Values : Int4 {
+  static Vector<Unit> unit_of(Vector<Unit> stored, int i) { return signed_nibbles(stored, i); }
+  static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_bytes(splat(a), b, c); }
 };
 
 // From one stored unit of a panel to the next: units of the products come `units_loaded` at a time.
@@ -79,12 +114,6 @@ constexpr PanelLayout panel_layout = {panel_lanes<P>, P::products * P::units_loa
                                       static_cast<int64_t>(sizeof(typename P::Stored)),
                                       P::units_together / P::units_loaded};
 
-// Largest magnitude of a 16-bit code whose sum of `products` products with stored codes stays below 2^31.
-inline float largest_partner(Type type, int64_t products) {
-  const int64_t fits = INT32_MAX / (largest_code(type) * larger(1, products));
-  return static_cast<float>(smaller(INT16_MAX, fits));
-}
-
 // The largest of the lanes, none of them NaN.
 struct Greater {
   template <class V>
@@ -94,26 +123,27 @@ struct Greater {
 };
 inline float largest_of(Vector<float> value) { return reduce<Greater, float, vector_bytes>(value); }
 
-// By what numbers up to `top` are multiplied to become codes up to `largest`, and what a code is then worth. Numbers
-// whose steps would be subnormal are zero.
+// By what numbers up to `top` are multiplied to become codes up to `largest`, and what one of the `parts` of a code is
+// then worth. Numbers whose steps would be subnormal are zero.
 struct Steps {
   Vector<float> factor, worth;
 
-  Steps(Vector<float> top, float largest) {
-    const Vector<float> whole = splat(largest);
-    const auto counts = top > splat(Constants<float>::smallest * largest);
-    factor = counts ? whole / top : Vector<float>{};
-    worth = counts ? top / whole : Vector<float>{};
+  Steps(Vector<float> top, float largest, float parts = 1) {
+    const float whole = largest * parts;
+    const auto counts = top > splat(Constants<float>::smallest * whole);
+    factor = counts ? splat(largest) / top : Vector<float>{};
+    worth = counts ? top / splat(whole) : Vector<float>{};
   }
 };
 
 // Scores of `height` rows against packed panels of codes.
 template <class P, int height, int step, int panels, bool asks>
 void score_codes(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units, const float* row_scale,
-                 const float* row_offset, const float* key_scale, float* scores, int64_t ahead) {
+                 const float* row_offset, const int32_t* row_start, const float* key_scale, float* scores,
+                 int64_t ahead) {
   const Panels<typename P::Stored> b = {keys, panel_lanes<P>, stored_units<P>(units) * panel_lanes<P>};
-  multiply_cut<P, height, panels, 1, height, asks>(
-      queries, b, units, ahead, [](int, int) { return Vector<int32_t>{}; },
+  multiply_cut<typename P::Keys, height, panels, 1, height, asks>(
+      queries, b, units, ahead, [&](int row, int) { return splat(row_start[row]); },
       [&](int row, int v, Vector<int32_t> sum) {
         store(scores + row * step + v * lanes<float>,
               fma(floats_of(sum) * splat(row_scale[row]), load(key_scale + v * lanes<float>), splat(row_offset[row])));
@@ -125,7 +155,7 @@ template <class P, int height, int panels, bool asks>
 void weigh_codes(const typename P::Unit* weights, const Panels<typename P::Stored>& values, int64_t units,
                  const float* rescale, const float* weight_scale, float* accumulator, int64_t accumulator_step,
                  int64_t ahead) {
-  multiply_cut<P, height, panels, tile_units<P>, 1, asks>(
+  multiply_cut<typename P::Values, height, panels, tile_units<P>, 1, asks>(
       weights, values, units, ahead, [](int, int) { return Vector<int32_t>{}; },
       [&](int row, int v, Vector<int32_t> sum) {
         float* target = accumulator + row * accumulator_step + v * lanes<float>;
@@ -133,10 +163,11 @@ void weigh_codes(const typename P::Unit* weights, const Panels<typename P::Store
       });
 }
 
-// Weights of `count` rows of a tile, times the scales of their values, to codes, and what a code of each row is worth.
-// As many rows at a time as a vector has lanes, so that one reduction serves them all.
-inline void code_weights(const float* weights, const float* value_scale, int64_t first, int64_t last, float largest,
-                         int count, uint32_t* codes, float* worth) {
+// Weights of `count` rows of a tile, times the scales of their values, to codes, and what each row's products are
+// worth. As many rows at a time as a vector has lanes, so that one reduction serves them all.
+template <class P>
+void code_weights(const float* weights, const float* value_scale, int64_t first, int64_t last, int count,
+                  typename P::Unit* codes, float* worth) {
   Vector<float> tops[lanes<float>] = {};
   for (int row = 0; row < count; ++row) {
     for (int64_t v = first; v < last; ++v) {
@@ -147,15 +178,15 @@ inline void code_weights(const float* weights, const float* value_scale, int64_t
   float highest[lanes<float>];
   reduce_rows<Larger, float>(tops, highest);
   float factor[lanes<float>];
-  const Steps steps(load(highest), largest);
+  const Steps steps(load(highest), P::largest_weight, P::value_step);
   store(factor, steps.factor);
   store(worth, steps.worth);
   for (int row = 0; row < count; ++row) {
-    auto* halves = reinterpret_cast<int16_t*>(codes + row * (tile_keys / 2));
+    auto* target = reinterpret_cast<typename P::Weight*>(codes + row * tile_units<P>);
     for (int64_t v = first; v < last; ++v) {
       const int64_t key = v * lanes<float>;
       const Vector<float> weight = load(weights + row * tile_keys + key) * load(value_scale + key);
-      store_int16(halves + key, nearest(weight * splat(factor[row])));
+      store_codes(target + key, nearest(weight * splat(factor[row])));
     }
   }
 }
@@ -174,10 +205,8 @@ void pack_unit_rows(const typename P::Stored* rows, int64_t units, typename P::S
 template <class P>
 inline uint32_t code_bits(const typename P::Stored* row, int64_t column) {
   constexpr int64_t elements = panel_layout<P>.elements;
-  const auto unit = static_cast<uint32_t>(row[column / elements]);
-  const int64_t place = column % elements;
-  if constexpr (P::type == Type::int8) return (unit >> (8 * place)) & 0xffu;
-  return (unit >> (16 * (place % 2) + 4 * (place / 2))) & 0xfu;
+  constexpr uint32_t mask = P::type == Type::int8 ? 0xffu : 0xfu;
+  return (static_cast<uint32_t>(row[column / elements]) >> P::place(column % elements)) & mask;
 }
 
 // Packs the first columns of a tile's rows of key codes as panels of values.
@@ -190,8 +219,7 @@ void pack_code_values(const typename P::Stored* rows, int64_t units, int64_t val
       for (int lane = 0; lane < panel_lanes<P>; ++lane) {
         uint32_t unit = 0;
         for (int64_t i = 0; i < elements && first + lane < value_width; ++i) {
-          const uint32_t bits = code_bits<P>(rows + (key + i) * units, first + lane);
-          unit |= bits << (P::type == Type::int8 ? 8 * i : 16 * (i % 2) + 4 * (i / 2));
+          unit |= code_bits<P>(rows + (key + i) * units, first + lane) << P::place(i);
         }
         panels[lane] = static_cast<Stored>(unit);
       }

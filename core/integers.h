@@ -1,5 +1,5 @@
-// Integer lanes for codes: 16-bit integers in pairs, one pair a 32-bit lane. Their products are exact, so every
-// instruction set gives the same sums.
+// Integer lanes for codes: 16-bit integers in pairs or bytes in fours, that many a 32-bit lane. Their products are
+// exact, so every instruction set gives the same sums.
 #pragma once
 
 #include "simd.h"
@@ -8,6 +8,7 @@ namespace softlookup::SOFTLOOKUP_ISA {
 namespace {
 
 using Halfwords = typename VectorOf<int16_t>::type;
+using Bytes = typename VectorOf<int8_t>::type;
 
 // c + a1 b1 + a0 b0 in every lane. Nothing overflows as long as the whole sum is below 2^31.
 inline Vector<int32_t> dot_int16(Vector<uint32_t> a, Vector<uint32_t> b, Vector<int32_t> c) {
@@ -28,6 +29,25 @@ inline Vector<int32_t> dot_int16(Vector<uint32_t> a, Vector<uint32_t> b, Vector<
 #endif
 }
 
+// c plus the four products of unsigned bytes and signed ones in every lane. The sum of two successive products must fit
+// 16 bits.
+inline Vector<int32_t> dot_bytes(Vector<uint32_t> unsigned_bytes, Vector<uint32_t> signed_bytes, Vector<int32_t> c) {
+#if defined(__AVX512VNNI__)
+  return (Vector<int32_t>)_mm512_dpbusd_epi32((__m512i)c, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#elif defined(__AVX512BW__)
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)unsigned_bytes, (__m512i)signed_bytes);
+  return dot_int16((Vector<uint32_t>)pairs, splat(0x00010001u), c);
+#elif defined(__AVX2__)
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
+  return dot_int16((Vector<uint32_t>)pairs, splat(0x00010001u), c);
+#else
+  const auto low = (Vector<uint32_t>)(((Halfwords)signed_bytes << 8) >> 8);
+  const auto high = (Vector<uint32_t>)((Halfwords)signed_bytes >> 8);
+  const Vector<uint32_t> low_bytes = splat(0x00ff00ffu);
+  return dot_int16(unsigned_bytes & low_bytes, low, dot_int16((unsigned_bytes >> 8) & low_bytes, high, c));
+#endif
+}
+
 // To the nearest integer, ties to even, of numbers within the range of 32 bits.
 inline Vector<int32_t> nearest(Vector<float> value) {
 #if defined(__AVX512F__)
@@ -43,10 +63,12 @@ inline Vector<int32_t> nearest(Vector<float> value) {
 
 inline Vector<float> floats_of(Vector<int32_t> value) { return __builtin_convertvector(value, Vector<float>); }
 
-// Stores integers that fit 16 bits in half the bytes.
-inline void store_int16(int16_t* target, Vector<int32_t> value) {
-  const auto halves = __builtin_convertvector(value, typename VectorOf<int16_t, vector_bytes / 2>::type);
-  std::memcpy(target, &halves, sizeof halves);
+// Stores integers that fit the fewer bits of a code.
+template <class Code>
+inline void store_codes(Code* target, Vector<int32_t> value) {
+  constexpr int bytes = lanes<int32_t> * static_cast<int>(sizeof(Code));
+  const auto codes = __builtin_convertvector(value, typename VectorOf<Code, bytes>::type);
+  std::memcpy(target, &codes, sizeof codes);
 }
 
 // Bytes, half as many as a vector has, as 16-bit integers.
@@ -62,10 +84,23 @@ inline Vector<uint32_t> load_int8(const char* source) {
 #endif
 }
 
-// Of four signed 4-bit integers in every 16-bit lane, those in bits 4i .. 4i + 3.
-inline Vector<uint32_t> int4_of(Vector<uint32_t> words, int i) {
-  return (Vector<uint32_t>)(((Halfwords)words << (12 - 4 * i)) >> 12);
+// Of the eight signed 4-bit integers of every lane, four as bytes: the low halves of its bytes or the high ones. Either
+// with 8 added, which makes them unsigned, or times nibble_step.
+inline Vector<uint32_t> unsigned_nibbles(Vector<uint32_t> words, int high) {
+  return ((high ? words >> 4 : words) & splat(0x0f0f0f0fu)) ^ splat(0x08080808u);
 }
+#if defined(__AVX512VNNI__)
+constexpr int nibble_step = 16;  // where they stand in the upper half of a byte, which needs no sign to be spread
+inline Vector<uint32_t> signed_nibbles(Vector<uint32_t> words, int high) {
+  return (high ? words : words << 4) & splat(0xf0f0f0f0u);
+}
+#else
+constexpr int nibble_step = 1;  // two larger products would not fit 16 bits
+inline Vector<uint32_t> signed_nibbles(Vector<uint32_t> words, int high) {
+  const auto eight = (Bytes)splat(0x08080808u);
+  return (Vector<uint32_t>)((Bytes)unsigned_nibbles(words, high) - eight);
+}
+#endif
 
 }  // namespace
 }  // namespace softlookup::SOFTLOOKUP_ISA

@@ -201,6 +201,9 @@ struct PanelLayout {
   int64_t units_together;
 };
 
+// In which bit of a stored unit of eight 4-bit codes code i begins: the first four are the low halves of its bytes.
+constexpr int nibble_place(int64_t i) { return static_cast<int>(8 * (i % 4) + 4 * (i / 4)); }
+
 // What reads the pages of a cache of one type.
 struct Cached {
   const Arithmetic* arithmetic;

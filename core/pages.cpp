@@ -15,9 +15,6 @@ namespace {
 
 int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
-// Eight codes of a stored unit of int4: code i stands in the four bits from here on.
-int nibble_place(int64_t i) { return static_cast<int>(16 * (i % 2) + 4 * (i / 2)); }
-
 // One row of elements as a row of stored units, zeros behind it.
 void to_units(const PageFormat& format, const char* elements, char* units) {
   std::memset(units, 0, static_cast<size_t>(format.row_bytes));

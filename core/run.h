@@ -150,17 +150,18 @@ Visible widened(const Visible& visible) {
   constexpr int64_t count = P::units_together * P::products;
   return {visible.first / count * count, (visible.last + count - 1) / count * count, visible.whole};
 }
-// The queries of a strip as 16-bit codes, [units of d_k][rows], with what a code of each row is worth and what the
-// means of the keys add to its scores. A query that is not finite makes its row NaN.
+// The queries of a strip as codes, [units of d_k][rows], with what a code of each row is worth and what the means of
+// the keys add to its scores. A query that is not finite makes its row NaN.
 template <class P>
 void code_strip(Run<P>& run, const Matrix& queries, const Strip& strip, typename P::Unit* target) {
   const Pages& pages = run.problem.pages;
   const int64_t columns = run.units * P::products;
   const int64_t whole = (columns + lanes<float> - 1) / lanes<float> * lanes<float>;
   const int64_t place = (run.item.batch * run.problem.key_heads + run.item.key_head) * pages.key_columns;
-  const float largest = largest_partner(P::type, columns);
+  const auto largest = static_cast<float>(P::largest_query(columns));
   auto* numbers = reinterpret_cast<float*>(run.scratch.copies);
-  auto* codes = reinterpret_cast<int16_t*>(run.scratch.copies);  // each after the number it is made of was read
+  auto* codes =
+      reinterpret_cast<typename P::Query*>(run.scratch.copies);  // each after the number it is made of was read
   for (int row = 0; row < strip.rows; ++row) {
     const int64_t index = strip.first_row + row;
     read_numbers(queries.type, queries.at(index, 0), queries.column, queries.columns, numbers);
@@ -178,10 +179,13 @@ void code_strip(Run<P>& run, const Matrix& queries, const Strip& strip, typename
     const Steps steps(splat(finite ? largest_of(top) : 0.0f), largest);
     run.scratch.row_scale[index] = run.scale * (finite ? steps.worth[0] : sum_of<float>(nothing));
     run.scratch.row_offset[index] = run.scale * sum_of<float>(offset);
+    Vector<int32_t> total = {};
     for (int64_t column = 0; column < whole; column += lanes<float>) {
       const Vector<int32_t> whole_numbers = nearest(load(numbers + column) * steps.factor);
-      store_int16(codes + column, finite ? whole_numbers : Vector<int32_t>{});
+      total += finite ? whole_numbers : Vector<int32_t>{};
+      store_codes(codes + column, finite ? whole_numbers : Vector<int32_t>{});
     }
+    run.scratch.row_start[index] = -P::added_to_keys * sum_of<int32_t>(total);
     for (int64_t unit = 0; unit < run.units; ++unit) {
       std::memcpy(target + unit * strip.rows + row, codes + unit * P::products, sizeof *target);
     }

@@ -23,7 +23,9 @@ for package in ("typer", "torch", "transformers", "platformdirs", "huggingface_h
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+import softlookup as sl  # noqa: E402
 from bench_cases import options, short_samples  # noqa: E402
+from softlookup._limits import loops_of  # noqa: E402
 from softlookup.bench.model import prompt as prompt_module  # noqa: E402
 from softlookup.bench.model.run import ANSWER_TOKENS, Decode, Prefill  # noqa: E402
 from softlookup.bench.page import markdown  # noqa: E402
@@ -43,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("short_samples", "tiny_source")
 
 WORDS = 40
 HALF = ("softlookup-bf16", "transformers-bf16")
-LLAMA = ("llama.cpp-f16", "llama.cpp-q8_0")
+LLAMA = ("llama.cpp-f16", "llama.cpp-q8_0", "llama.cpp-q4_0")
 WORKLOAD = dataclasses.replace(select(["model-8k"])[0], detail=str(WORDS), queries=WORDS, keys=WORDS)
 
 
@@ -103,7 +105,9 @@ class TestRun:
         found = by_name(rows, "decode")
         limit = found[LIMIT]
         assert limit.limits is not None
-        peaks = {"fma_float32_gflops", "dot_int16_gflops", "exp_gscores", "read_gbs"}
+        loops = loops_of(str(sl.info()["isa"]))
+        peaks = {"fma_float32_gflops", "exp_gscores", "read_gbs"}
+        peaks |= {f"{kind}_gflops" for kind in ("dot_int16", "dot_int8") if kind in loops}
         assert set(limit.limits) == peaks | {"without_attention_seconds", "lookups_seconds"}
         assert limit.seconds == pytest.approx(
             limit.limits["without_attention_seconds"] + limit.limits["lookups_seconds"]
@@ -234,7 +238,7 @@ class TestMissing:
 class StandIn(types.ModuleType):
     """As much of llama_cpp as the peer uses; its answers are those of the tiny model, without a cache."""
 
-    GGML_TYPE_F16, GGML_TYPE_Q8_0, LLAMA_FTYPE_MOSTLY_F16 = 1, 8, 1
+    GGML_TYPE_F16, GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, LLAMA_FTYPE_MOSTLY_F16 = 1, 2, 8, 1
 
     def __init__(self) -> None:
         super().__init__("llama_cpp")
@@ -301,9 +305,10 @@ class TestLlama:
             assert rows[name].agrees
             assert rows[name].same_tokens == (ANSWER_TOKENS - 1, ANSWER_TOKENS - 1)
             assert rows[name].share_of_limit is None
-        first, second = stand_in.made
+        first, second, third = stand_in.made
         assert (first["type_k"], first["type_v"]) == (1, 1)
         assert (second["type_k"], second["type_v"]) == (8, 8)
+        assert (third["type_k"], third["type_v"]) == (2, 2)
         assert first["flash_attn"]
         assert first["n_ctx"] == 256
         kept = {path.name for path in tmp_path.iterdir()}

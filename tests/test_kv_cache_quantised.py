@@ -1,8 +1,9 @@
 """The contract of codes: what a cache of int8 or int4 holds, and how far its attention may be from exact attention.
 
 A stored number is off by at most half a step of its token: factor times scale / 2, where the scale is the token's
-largest remainder over the largest code. Attention over what is stored is off by the 16-bit codes of queries and
-weights: a query's code by half of its largest number / 32767, a weight's by half of its tile's largest / 32767.
+largest remainder over the largest code. Attention over what is stored is off by the codes of queries and weights, half
+a step each: a query's step is its largest number over 32767 (int4: 127), a weight's its tile's largest over 32767
+(int4: 255).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 import softlookup as sl
 from agreement import on
-from cache_cases import CODES, CacheShape, filled, make, same_bits
+from cache_cases import CLOSE, CODES, CacheShape, filled, make, same_bits
 from softlookup import reference
 from softlookup._cache_content import content_of
 
 LARGEST = {"int8": 127, "int4": 7}
-HALF_CODE = 0.5 / 32767  # of a query or of a weight
+HALF_QUERY = {"int8": 0.5 / 32767, "int4": 0.5 / 127}
+HALF_WEIGHT = {"int8": 0.5 / 32767, "int4": 0.5 / 255}
 FLOAT32 = 2.0**-20  # sums of float32 around the codes
 
 
@@ -67,8 +69,8 @@ def distance_bound(cache: sl.KVCache, q: np.ndarray, scale: float) -> float:
     keys, values = cache.keys().astype(np.float64), cache.values().astype(np.float64)
     mean = keys.mean(axis=2, keepdims=True)
     # A query's code is off by half a step in every column; softmax turns that into weights off by e^(2 delta) - 1.
-    delta = scale * HALF_CODE * np.abs(q).max() * 64 * np.abs(keys - mean).sum(axis=-1).max()
-    weights = np.expm1(2 * delta) + keys.shape[2] * HALF_CODE
+    delta = scale * HALF_QUERY[cache.dtype] * np.abs(q).max() * 64 * np.abs(keys - mean).sum(axis=-1).max()
+    weights = np.expm1(2 * delta) + keys.shape[2] * HALF_WEIGHT[cache.dtype]
     return float((weights + FLOAT32 * 8) * np.abs(values).max())
 
 
@@ -83,7 +85,22 @@ def test_attention_meets_what_is_stored(name: str, rotate: bool, width: int, isa
         found = cache.attention(q)
     expected, _ = reference.attention(q, cache.keys(), cache.values(), mask=sl.Causal().dense(1, 6, 5, 700, 695))
     assert np.abs(found - expected).max() <= distance_bound(cache, q, width**-0.5)
-    assert np.abs(found - expected).max() < 1e-3
+    assert np.abs(found - expected).max() < CLOSE[name]
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("sharpness", [0.2, 1.0, 3.0])
+def test_products_of_codes_add_little(name: str, rotate: bool, sharpness: float) -> None:
+    """What the codes of queries and weights cost is small beside what those of keys and values do."""
+    q, k, v = make(CacheShape(8, 2, 64, 64, 1500, 4), "float32")
+    q *= sharpness
+    cache = filled(k, v, name, rotate=rotate)
+    exact, stored = (
+        sl.attention(q, keys, values, mask=sl.Causal(), q_start=1496)
+        for keys, values in ((k, v), (cache.keys(), cache.values()))
+    )
+    assert np.linalg.norm(cache.attention(q) - stored) < 0.1 * np.linalg.norm(stored - exact)
 
 
 @pytest.mark.parametrize(("name", "most"), [("int8", 0.03), ("int4", 0.4)])

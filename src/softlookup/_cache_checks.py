@@ -17,7 +17,7 @@ from softlookup._types import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, NAMES
 CODES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "int8": INT8, "int4": INT4}
 EXPECTED = "float32, bfloat16, float16, int8 or int4"
 LARGEST_SIZE = 2**31 - 1
-LARGEST_WIDTH = 2**16  # sums of products of 16-bit and 8-bit codes stay below 2^31, with room for the query's precision
+LARGEST_WIDTH = 2**16  # sums of products of codes stay below 2^31, with room for the query's precision
 NARROW = (FLOAT32, FLOAT16, BFLOAT16)  # what codes are made of
 
 

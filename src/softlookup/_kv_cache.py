@@ -192,7 +192,8 @@ class KVCache(CacheStore):
         numpy.ndarray or (numpy.ndarray, Stats)
             The output [B, Hq, N, d_v], of the type of q unless `out_dtype` asks for another, and the statistics if
             asked for. Each row has the bits that `softlookup.attention` gives for float32, bfloat16 and float16 keys
-            and values. Codes meet a query and weights of 16 bits: docs/kv-cache.md gives the bound.
+            and values. int8 meets codes of 16 bits of the query and the weights, int4 of 8 bits: docs/kv-cache.md gives
+            the bounds.
 
         Raises
         ------

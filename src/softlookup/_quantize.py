@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 LARGEST_CODE = {INT8: 127, INT4: 7}
 # With fewer tokens than this in the first append, what is common to a column is not known: means are 0, factors 1.
 LEAST_TOKENS = 16
-# A column's factor is at least this share of the largest one: the query's 16 bits are shared by all columns.
+# A column's factor is at least this share of the largest one: the bits of the query's codes are shared by all columns.
 LEAST_FACTOR = 1 / 64
 
 _COLUMNS_STEP = 64  # the core reads whole vectors of constants

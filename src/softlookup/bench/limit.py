@@ -5,8 +5,8 @@
 
 The bandwidth is that of reading the workload's own keys and values, on the pages where they stand, in the part of the
 memory that the caches hold or do not hold. The peak is that of the instruction set in use: the better of the fused
-multiply-add and, for bfloat16, the bfloat16 dot product and the product of matrix tiles. Each of these is measured in
-two unrolls, which must agree.
+multiply-add and, for bfloat16, the bfloat16 dot product and the product of matrix tiles; for a cache of codes the dot
+product of integers that its kernel uses. Each of these is measured in two unrolls, which must agree.
 
 A limit is measured as a contender is. Its sample in a round lasts about as long as our call beside it (at most
 MOST_SECONDS in each loop) and counts all of that time, so that a machine whose neighbours take cycles takes them from
@@ -30,6 +30,8 @@ from softlookup.bench.workloads import Workload
 
 LEAST_SECONDS = 5e-3
 MOST_SECONDS = 0.1
+PRODUCTS_OF_CODES = {"int8": "dot_int16", "int4": "dot_int8"}
+"""By the type of a cache, the loop that its kernel's products are limited by."""
 
 Pair = tuple[float, float]
 
@@ -56,7 +58,9 @@ class LimitSampler:
             kinds = ("dot_bfloat16", "tile_bfloat16")
             self._peaks |= {f"{kind}_gflops": loops[kind] for kind in kinds if kind in loops}
         self._exponential = loops[f"exp_{wide}"]
-        self._dots = loops.get("dot_int16") if workload.kind == "decode" and workload.dtype == "float32" else None
+        self._dots: dict[str, tuple[Loop, Loop]] = {}
+        if workload.kind == "decode" and workload.dtype == "float32":
+            self._dots = {kind: loops[kind] for kind in PRODUCTS_OF_CODES.values() if kind in loops}
         self._streams: list[tuple[NDArray[np.uint32], int]] = []
         if workload.kind == "decode":
             self._streams = [(words, _limits.total_of(words)) for words in map(_words, arrays)]
@@ -72,16 +76,17 @@ class LimitSampler:
         if workload.kind != "decode":
             return seconds
         seconds += workload.pairs / (self._rate("exp_gscores", self._exponential) * 1e9)
-        if self._dots is not None:
-            self._rate("dot_int16_gflops", self._dots)
+        for kind, pair in self._dots.items():
+            self._rate(f"{kind}_gflops", pair)
         return max(workload.cache_bytes / (self._bandwidth() * 1e9), seconds)
 
-    def seconds_of_codes(self, cache_bytes: int) -> float | None:
-        """The same limit for a cache of codes, whose products are those of 16-bit integers; None without their peak."""
+    def seconds_of_codes(self, dtype: str, cache_bytes: int) -> float | None:
+        """The same limit for a cache of int8 or int4; None where the instruction set has no loop of its products."""
         rates = self.medians()
-        if "dot_int16_gflops" not in rates:
+        peak = f"{PRODUCTS_OF_CODES[dtype]}_gflops"
+        if peak not in rates:
             return None
-        seconds = self._workload.operations / (rates["dot_int16_gflops"] * 1e9)
+        seconds = self._workload.operations / (rates[peak] * 1e9)
         seconds += self._workload.pairs / (rates["exp_gscores"] * 1e9)
         return max(cache_bytes / (rates["read_gbs"] * 1e9), seconds)
 

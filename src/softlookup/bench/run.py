@@ -134,7 +134,7 @@ def _timed_row(
         share_of_limit=_share_of_limit(contender.prepared, own, samples, limit),
         difference=gap,
         difference_from_ours=from_ours,
-        agrees=None if gap is None else gap <= TOLERANCES[workload.dtype],
+        agrees=None if gap is None else gap <= TOLERANCES.get(contender.prepared.codes, TOLERANCES[workload.dtype]),
         note=contender.prepared.note,
     )
 
@@ -146,7 +146,7 @@ def _share_of_limit(
         return None
     if not prepared.codes:
         return ratio(samples[LIMIT], own)
-    least = limit.seconds_of_codes(prepared.cache_bytes)
+    least = limit.seconds_of_codes(prepared.codes, prepared.cache_bytes)
     return None if least is None else least / statistics.median(own)
 
 

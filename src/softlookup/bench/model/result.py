@@ -19,7 +19,16 @@ from softlookup.bench.workloads import Workload
 
 # Of the logits, as a share of the largest; by the type of the cache (softlookup.bench.model.run says why;
 # four bits explain more).
-TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-1, "float16": 1e-1, "q8_0": 1e-1, "int8": 1e-1, "int4": 5e-1}
+HALF, NIBBLE = 1e-1, 5e-1
+TOLERANCES = {
+    "float32": 1e-4,
+    "bfloat16": HALF,
+    "float16": HALF,
+    "q8_0": HALF,
+    "int8": HALF,
+    "q4_0": NIBBLE,
+    "int4": NIBBLE,
+}
 OURS_IN = {"float32": OURS, "bfloat16": f"{OURS}-bf16"}
 
 Seconds = Mapping[str, Sequence[float]]

@@ -59,8 +59,9 @@ class Prepared:
     """How it is configured."""
     exact: Answers | None = None
     """The answer to what it really computes, where that is not the workload itself: a quantised cache."""
-    codes: bool = False
-    """Whether its products are those of 16-bit integers, which have a limit of their own."""
+    codes: str = ""
+    """The type of our own cache of codes, "int8" or "int4": its products are those of integers, with a limit and a
+    tolerance of their own."""
     around: Callable[[], AbstractContextManager[Any]] = _no_context
     """What a whole bunch of calls runs inside."""
     close: Callable[[], None] = _nothing
@@ -124,6 +125,7 @@ PEERS = {
         Peer("transformers-bf16", "model_transformers", "transformers", "sdpa bfloat16", kinds=MODELS),
         Peer("llama.cpp-f16", "model_llama", "llama-cpp-python", "float16", kinds=MODELS, extra="bench-llama"),
         Peer("llama.cpp-q8_0", "model_llama", "llama-cpp-python", "q8_0", kinds=MODELS, extra="bench-llama"),
+        Peer("llama.cpp-q4_0", "model_llama", "llama-cpp-python", "q4_0", kinds=MODELS, extra="bench-llama"),
     )
 }
 SOFTLOOKUP = Peer(OURS, "ours", "softlookup")

@@ -43,7 +43,7 @@ def _cached(inputs: Inputs, threads: int, dtype: str) -> Prepared:
         return cache.attention(inputs.q, threads=threads)
 
     read = workload.coded_bytes(dtype) if coded else workload.cache_bytes
-    return Prepared(call, _output, read, f"{threads} threads, KVCache of {dtype}", exact, coded)
+    return Prepared(call, _output, read, f"{threads} threads, KVCache of {dtype}", exact, dtype if coded else "")
 
 
 def _training(inputs: Inputs, arguments: dict[str, Any]) -> Any:
