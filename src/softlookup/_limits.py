@@ -15,7 +15,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,20 @@ def read_rate(words: NDArray[Any], threads: int, seconds: float, *, isa: str, wh
     return words.nbytes / _best_seconds(lambda: _read(words, threads, isa, which, total), threads, seconds)
 
 
-def lasting_read_rate(words: NDArray[Any], threads: int, seconds: float, *, isa: str, which: int, total: int) -> float:
-    """The same over the time given (one read at least), with whatever interrupts it; caches are filled before."""
-    _read(words, threads, isa, which, total)
-    return words.nbytes / _mean_seconds(lambda: _read(words, threads, isa, which, total), threads, seconds)
+def lasting_read_rate(
+    streams: Sequence[tuple[NDArray[Any], int]], threads: int, seconds: float, *, isa: str, which: int
+) -> float:
+    """The same over the time given (one pass at least), with whatever interrupts it; caches are filled before.
+
+    A pass reads arrays, each given with its total, one after the other: what one of them would keep in the caches if it
+    were read alone, the others drive out.
+    """
+
+    def run() -> float:
+        return sum(_read(words, threads, isa, which, total) for words, total in streams)
+
+    run()
+    return sum(words.nbytes for words, _ in streams) / _mean_seconds(run, threads, seconds)
 
 
 def total_of(array: NDArray[Any]) -> int:

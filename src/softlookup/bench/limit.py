@@ -105,18 +105,12 @@ class LimitSampler:
         return self._kept(name, (first, second))
 
     def _bandwidth(self) -> float:
-        """K and V together."""
-        size = sum(words.nbytes for words, _ in self._streams) / 1e9
-        first, second = (size / sum(self._read_seconds(which)) for which in (0, 1))
+        """K and V in turn, as a decoding step reads them."""
+        first, second = (
+            _limits.lasting_read_rate(self._streams, self._threads, self.seconds, isa=self._isa, which=which) / 1e9
+            for which in (0, 1)
+        )
         return self._kept("read_gbs", (first, second))
-
-    def _read_seconds(self, which: int) -> list[float]:
-        share = self.seconds / len(self._streams)
-        return [
-            words.nbytes
-            / _limits.lasting_read_rate(words, self._threads, share, isa=self._isa, which=which, total=total)
-            for words, total in self._streams
-        ]
 
     def _kept(self, name: str, pair: Pair) -> float:
         self._measured.setdefault(name, []).append(pair)
