@@ -10,6 +10,7 @@ pytest.importorskip("ml_dtypes")
 pytest.importorskip("rich")
 
 import softlookup as sl
+from softlookup._limits import loops_of
 from softlookup.bench import timing
 from softlookup.bench.rows import Row
 from softlookup.bench.run import Options, run_workload
@@ -39,6 +40,13 @@ def options(*peers: str, threads: int = 1) -> Options:
 
 def run(workload: Workload, *peers: str, threads: int = 1) -> list[Row]:
     return run_workload(workload, options(*peers, threads=threads), lambda _: None)
+
+
+def limits_of_decoding() -> set[str]:
+    """What the limit of decoding float32 measures here: integer products only where the set has a loop for them."""
+    kinds = loops_of(str(sl.info()["isa"]))
+    dots = {f"{kind}_gflops" for kind in ("dot_int16", "dot_int8") if kind in kinds}
+    return {"fma_float32_gflops", "exp_gscores", "read_gbs"} | dots
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import softlookup as sl
-from bench_cases import COMPILED, CPUS, SMALL, WORDS, run, short_samples
-from softlookup._limits import loops_of
+from bench_cases import COMPILED, CPUS, SMALL, WORDS, limits_of_decoding, run, short_samples
 from softlookup.bench.answers import difference, difference_from_float64
 from softlookup.bench.limit import LEAST_SECONDS, MOST_SECONDS, LimitSampler
 from softlookup.bench.peers import OURS, PEERS, SOFTLOOKUP, Peer, Prepared
@@ -110,9 +109,7 @@ class TestRun:
     def test_limits(self) -> None:
         limit = run(SMALL["decode"])[0]
         assert limit.limits is not None
-        loops = loops_of(str(sl.info()["isa"]))
-        dots = {f"{kind}_gflops" for kind in ("dot_int16", "dot_int8") if kind in loops}
-        assert set(limit.limits) == {"fma_float32_gflops", "exp_gscores", "read_gbs"} | dots
+        assert set(limit.limits) == limits_of_decoding()
         limit = run(SMALL["full"])[0]
         assert limit.limits is not None
         assert set(limit.limits) == {"fma_float32_gflops"}

@@ -23,9 +23,7 @@ for package in ("typer", "torch", "transformers", "platformdirs", "huggingface_h
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-import softlookup as sl  # noqa: E402
-from bench_cases import options, short_samples  # noqa: E402
-from softlookup._limits import loops_of  # noqa: E402
+from bench_cases import limits_of_decoding, options, short_samples  # noqa: E402
 from softlookup.bench.model import prompt as prompt_module  # noqa: E402
 from softlookup.bench.model.run import ANSWER_TOKENS, Decode, Prefill  # noqa: E402
 from softlookup.bench.page import markdown  # noqa: E402
@@ -105,10 +103,7 @@ class TestRun:
         found = by_name(rows, "decode")
         limit = found[LIMIT]
         assert limit.limits is not None
-        loops = loops_of(str(sl.info()["isa"]))
-        peaks = {"fma_float32_gflops", "exp_gscores", "read_gbs"}
-        peaks |= {f"{kind}_gflops" for kind in ("dot_int16", "dot_int8") if kind in loops}
-        assert set(limit.limits) == peaks | {"without_attention_seconds", "lookups_seconds"}
+        assert set(limit.limits) == limits_of_decoding() | {"without_attention_seconds", "lookups_seconds"}
         assert limit.seconds == pytest.approx(
             limit.limits["without_attention_seconds"] + limit.limits["lookups_seconds"]
         )

@@ -103,12 +103,13 @@ def table(say: Say = print) -> str:
     words = first_words(tokenizer, max(LENGTHS))
     config = model.config
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    contenders: dict[str, Callable[[int], Quality]] = {
-        f"{dtype}, rotated" if rotate else dtype: partial(_of_ours, model, words, dtype, rotate)
+    contenders: dict[str, Callable[[list[int]], Quality]] = {
+        f"{dtype}, rotated" if rotate else dtype: partial(quality_of, model, dtype=dtype, rotate=rotate)
         for dtype, rotate in CACHES
     }
     if find_spec("llama_cpp") is not None:
-        contenders |= {f"llama.cpp {dtype}": partial(_of_llama, words, dtype, numbers, say) for dtype in LLAMA_BYTES}
+        for dtype in LLAMA_BYTES:
+            contenders[f"llama.cpp {dtype}"] = partial(quality_of_llama, dtype=dtype, numbers=numbers, say=say)
     lines = [
         "| cache | bytes a token | " + " | ".join(f"perplexity at {n} | same choice" for n in LENGTHS) + " |",
         "|---|---:|" + "---:|---:|" * len(LENGTHS),
@@ -117,21 +118,13 @@ def table(say: Say = print) -> str:
     for name, contender in contenders.items():
         cells = []
         for length in LENGTHS:
-            found = contender(length)
+            found = contender(words[:length])
             right = exact.setdefault(length, found.choices)
             same = float((found.choices == right).float().mean())
             cells.append(f"{found.perplexity:.4f} | {same:.2%}")
         lines.append(f"| {name} | {found.bytes_per_token:.0f} | {' | '.join(cells)} |")
         say(lines[-1])
     return "\n".join(lines)
-
-
-def _of_ours(model: Any, words: list[int], dtype: str, rotate: bool, length: int) -> Quality:
-    return quality_of(model, words[:length], dtype, rotate)
-
-
-def _of_llama(words: list[int], dtype: str, numbers: int, say: Say, length: int) -> Quality:
-    return quality_of_llama(words[:length], dtype, numbers, say)
 
 
 if __name__ == "__main__":
