@@ -240,6 +240,19 @@ void move_rows(const nb::tuple& shape, nb::handle table, int64_t batch, int64_t 
   });
 }
 
+// Rotates float32 [..., columns], contiguous, in place; a few rows at a time on each thread.
+void rotate(nb::handle numbers, int64_t block, int threads) {
+  constexpr int64_t together = 4096;
+  Call call;
+  const Buffer& buffer = call.open(numbers, PyBUF_STRIDES | PyBUF_WRITABLE);
+  const int64_t blocks = buffer.size(-2) * buffer.size(-1) / block;
+  const int64_t share = std::max(together / block, int64_t{1});
+  in_parallel((blocks + share - 1) / share, threads, [&](int64_t index) {
+    const int64_t first = index * share;
+    rotate_blocks(buffer.data<float>() + first * block, std::min(share, blocks - first), block);
+  });
+}
+
 const float* floats(Call& call, nb::handle array, int64_t& columns) {
   if (array.is_none()) return nullptr;
   const Buffer& buffer = call.open(array);
@@ -284,6 +297,7 @@ void bind_cache(nb::module_& module) {
   module.def("append", append, "shape"_a, "table"_a, "starts"_a, "counts"_a, "k"_a, "v"_a.none(), "type"_a,
              "key_means"_a.none(), "key_factors"_a.none(), "value_means"_a.none(), "value_factors"_a.none(),
              "threads"_a, "isa"_a.none());
+  module.def("rotate", rotate, "numbers"_a, "block"_a, "threads"_a);
   module.def("move_rows", move_rows, "shape"_a, "table"_a, "batch"_a, "first"_a, "keys"_a, "values"_a.none(),
              "key_scales"_a.none(), "value_scales"_a.none(), "into_pages"_a, "threads"_a, "isa"_a.none());
   module.def("attend_cache", attend_cache, "q"_a, "out"_a, "type"_a, "out_type"_a, "scoring"_a, "moments"_a.none(),

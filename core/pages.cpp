@@ -178,6 +178,23 @@ void read_floats(Type type, const char* source, int64_t step, int64_t count, flo
   for (int64_t i = 0; i < count; ++i) numbers[i] = number_at<float>(type, source + i * step);
 }
 
+void rotate_blocks(float* numbers, int64_t blocks, int64_t block) {
+  const auto factor = static_cast<float>(1 / std::sqrt(static_cast<double>(block)));
+  for (const float* end = numbers + blocks * block; numbers != end; numbers += block) {
+    for (int64_t half = 1; half < block; half *= 2) {
+      for (float* pair = numbers; pair != numbers + block; pair += 2 * half) {
+        for (int64_t i = 0; i < half; ++i) {
+          const float left = pair[i];
+          const float right = pair[half + i];
+          pair[i] = left + right;
+          pair[half + i] = left - right;
+        }
+      }
+    }
+    for (int64_t i = 0; i < block; ++i) numbers[i] *= factor;
+  }
+}
+
 float make_codes(Type type, const float* numbers, int64_t count, const Columns& columns, std::vector<float>& rest,
                  int8_t* codes) {
   float top = 0;

@@ -68,6 +68,10 @@ class PageHead {
 // Numbers `step` bytes apart, widened to float.
 void read_floats(Type type, const char* source, int64_t step, int64_t count, float* numbers);
 
+// Multiplies blocks of neighbouring numbers, a power of two each, by the Walsh-Hadamard matrix over sqrt(block): sums
+// and differences of halves, in an order that does not depend on what stands around a block.
+void rotate_blocks(float* numbers, int64_t blocks, int64_t block);
+
 // Makes codes of numbers and says what a code is worth; negative where a number is not finite.
 float make_codes(Type type, const float* numbers, int64_t count, const Columns& columns, std::vector<float>& rest,
                  int8_t* codes);

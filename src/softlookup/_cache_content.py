@@ -137,4 +137,4 @@ def _numbers(cache: CacheStore, row: int, part: dict[str, Array], name: str, whi
     means = (constants.key_means if own else constants.value_means)[row]
     factors = (constants.key_factors if own else constants.value_factors)[row]
     numbers = numbers_of(part[name], part[f"{name[:-1]}_scales"], means, factors)
-    return rotated(numbers, cache._rotation_blocks[which]) if config.rotate else numbers
+    return rotated(numbers, cache._rotation_blocks[which], get_threads()) if config.rotate else numbers

@@ -130,7 +130,8 @@ class CacheStore:
         if not self._config.rotate:
             return k, v, code
         key_block, value_block = self._rotation_blocks
-        return rotated(k, key_block), None if v is None else rotated(v, value_block), FLOAT32
+        workers = get_threads()
+        return rotated(k, key_block, workers), None if v is None else rotated(v, value_block, workers), FLOAT32
 
     def _columns(self, constants: Constants | None) -> tuple[Any, Any, Any, Any]:
         if constants is None:

@@ -44,6 +44,7 @@ def append(
     threads: int,
     isa: str | None,
 ) -> bool: ...
+def rotate(numbers: NDArray[np.float32], block: int, threads: int) -> None: ...
 def move_rows(
     shape: PageShape,
     table: NDArray[np.int64],

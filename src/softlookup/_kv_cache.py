@@ -275,14 +275,14 @@ class KVCache(CacheStore):
         config = self._config
         target, target_code = result, out_code
         if config.rotate:
-            q, code = rotated(q, self._rotation_blocks[0]), FLOAT32
+            q, code = rotated(q, self._rotation_blocks[0], workers), FLOAT32
             target, target_code = np.empty(result.shape, np.float32), FLOAT32
         _core.attend_cache(
             core_view(q, code), core_view(target, target_code), code, target_code, scoring, moments, self._shape,
             self._table.addresses, config.kv_heads, sizes.keys, *self._columns(self._constants), workers, self._isa,
         )  # fmt: skip
         if config.rotate:
-            result[...] = rotated(target, self._rotation_blocks[1])
+            result[...] = rotated(target, self._rotation_blocks[1], workers)
 
     def keys(self) -> Array:
         """A copy of all keys, [B, Hk, longest row, d_k]; float32 where codes are stored. What is not there is 0."""

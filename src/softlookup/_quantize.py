@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from softlookup import _core
 from softlookup._types import INT4, INT8
 
 Floats = NDArray[np.float32]
@@ -106,17 +107,9 @@ def rotation_block(*widths: int) -> int:
     return width & -width
 
 
-def rotated(numbers: NDArray[Any], block: int) -> Floats:
-    """Every block of columns times the Walsh-Hadamard matrix over sqrt(block), which is its own inverse.
-
-    Sums and differences of halves, element by element: a row's bits do not depend on the rows around it, as they would
-    in a matrix product.
-    """
-    shape = numbers.shape
-    result = numbers.astype(np.float32).reshape(-1, block)
-    half = 1
-    while half < block:
-        pairs = result.reshape(-1, block // (2 * half), 2, half)
-        result = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2)
-        half *= 2
-    return (result.reshape(shape) * np.float32(1 / math.sqrt(block))).astype(np.float32)
+def rotated(numbers: NDArray[Any], block: int, threads: int) -> Floats:
+    """Every block of columns times the Walsh-Hadamard matrix over sqrt(block), which is its own inverse."""
+    result = np.array(numbers, np.float32, order="C")
+    if result.size:
+        _core.rotate(result.reshape(-1, result.shape[-1]), block, threads)
+    return result
