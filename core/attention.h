@@ -43,16 +43,14 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
                              scores + panel * panel_lanes<P>);
         }
       } else if constexpr (P::coded) {
-        const float* row_scale = run.scratch.row_scale + strip.first_row;
-        const float* row_offset = run.scratch.row_offset + strip.first_row;
-        const int32_t* row_start = run.scratch.row_start + strip.first_row;
-        with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
+        const QueryCodes<P> queries = run.codes_of(strip);
+        with_panels<typename P::Keys>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
           constexpr int height = decltype(rows)::count;
           constexpr int at_once = decltype(panels)::count;
           const auto score = run.ahead ? score_codes<P, height, tile_keys, at_once, true>
                                        : score_codes<P, height, tile_keys, at_once, false>;
-          score(run.queries_of(strip), key_panel(run, tile, panel), run.units, row_scale, row_offset, row_start,
-                run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>, run.ahead);
+          score(queries, key_panel(run, tile, panel), run.key_scale(tile) + panel * panel_lanes<P>,
+                scores + panel * panel_lanes<P>, run.ahead);
         });
       } else {
         with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {

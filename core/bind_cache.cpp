@@ -70,6 +70,7 @@ ColumnArrays read_columns(Call& call, nb::handle means, nb::handle factors) {
 struct Source {
   Tensor tensor;
   int64_t width = 0;
+  int64_t groups = 1;  // of columns that share a scale
   ColumnArrays columns;
 
   const char* row(int64_t item, int64_t head, int64_t token) const {
@@ -78,7 +79,7 @@ struct Source {
 };
 
 // Codes and scales of new tokens, made before any is stored. [batch, heads, tokens, columns] and [batch, heads,
-// tokens].
+// tokens, groups].
 struct Codes {
   std::vector<int8_t> codes;
   std::vector<float> scales;
@@ -95,10 +96,10 @@ class Appending {
     const Buffer& keys = call.open(k);
     heads_ = keys.size(-3);
     tokens_ = keys.size(-2);
-    sources_[0] = {keys.tensor(type, 1), keys.size(-1), {}};
+    sources_[0] = {keys.tensor(type, 1), keys.size(-1), format.key_groups, {}};
     if (v.is_none()) return;
     const Buffer& values = call.open(v);
-    sources_[1] = {values.tensor(type, 1), values.size(-1), {}};
+    sources_[1] = {values.tensor(type, 1), values.size(-1), 1, {}};
   }
 
   void set_columns(int source, const ColumnArrays& columns) { sources_[source].columns = columns; }
@@ -107,7 +108,7 @@ class Appending {
   void make_room() {
     for (int i = 0; i < 2; ++i) {
       codes_[i].codes.resize(static_cast<size_t>(items() * tokens_ * sources_[i].width));
-      codes_[i].scales.resize(static_cast<size_t>(items() * tokens_));
+      codes_[i].scales.resize(static_cast<size_t>(items() * tokens_ * sources_[i].groups));
     }
   }
 
@@ -119,14 +120,16 @@ class Appending {
       const Source& source = sources_[i];
       if (!source.tensor.data) continue;
       const Columns columns = source.columns.of(item);
+      const Coding coding = {format_.type, i == 0 ? format_.key_group : source.width, i == 0 && !format_.rows};
       for (int64_t token = 0; token < counts_[item / heads_]; ++token) {
         read_floats(source.tensor.type, source.row(item / heads_, item % heads_, token), source.tensor.column,
                     source.width, numbers.data());
         const int64_t place = item * tokens_ + token;
-        const float scale = make_codes(format_.type, numbers.data(), source.width, columns, rest,
-                                       codes_[i].codes.data() + place * source.width);
-        if (scale < 0) return false;
-        codes_[i].scales[static_cast<size_t>(place)] = scale;
+        if (!make_codes(coding, numbers.data(), source.width, columns, rest,
+                        codes_[i].codes.data() + place * source.width,
+                        codes_[i].scales.data() + place * source.groups)) {
+          return false;
+        }
       }
     }
     return true;
@@ -147,13 +150,15 @@ class Appending {
 
  private:
   Slot slot_of(int64_t item, int64_t token, std::vector<char> (&copies)[2]) {
-    if (!is_coded(format_.type)) return {row_of(0, item, token, copies), row_of(1, item, token, copies), 0, 0};
+    if (!is_coded(format_.type)) {
+      return {row_of(0, item, token, copies), row_of(1, item, token, copies), nullptr, nullptr};
+    }
     const int64_t place = item * tokens_ + token;
     const auto codes_of = [&](int i) {
       return reinterpret_cast<char*>(codes_[i].codes.data() + place * sources_[i].width);
     };
-    return {codes_of(0), codes_of(1), codes_[0].scales[static_cast<size_t>(place)],
-            codes_[1].scales[static_cast<size_t>(place)]};
+    return {codes_of(0), codes_of(1), codes_[0].scales.data() + place * sources_[0].groups,
+            codes_[1].scales.data() + place};
   }
 
   // A row's elements, copied where they do not touch.
@@ -203,7 +208,7 @@ bool append(const nb::tuple& shape, nb::handle table, nb::handle starts, nb::han
 }
 
 // Moves the slots of one batch item between its pages and arrays of elements [heads, tokens, columns] and of scales
-// [heads, tokens]: out of the pages, or into them. Tokens begin at position `first`.
+// [heads, tokens, groups] and [heads, tokens]: out of the pages, or into them. Tokens begin at position `first`.
 void move_rows(const nb::tuple& shape, nb::handle table, int64_t batch, int64_t first, nb::handle keys,
                nb::handle values, nb::handle key_scales, nb::handle value_scales, bool into_pages, int threads,
                nb::handle isa) {
@@ -220,21 +225,18 @@ void move_rows(const nb::tuple& shape, nb::handle table, int64_t batch, int64_t 
   in_parallel(heads, threads, [&](int64_t head) {
     for (int64_t token = 0; token < tokens; ++token) {
       const int64_t place = head * tokens + token;
-      const auto scale_of = [&](int array) {
-        return arrays[array] ? reinterpret_cast<float*>(arrays[array]) + place : nullptr;
+      const auto scales_of = [&](int array, int64_t groups) {
+        return arrays[array] ? reinterpret_cast<float*>(arrays[array]) + place * groups : nullptr;
       };
       Slot slot = {arrays[0] + place * format.width * size,
-                   arrays[1] ? arrays[1] + place * format.value_width * size : nullptr, 0, 0};
+                   arrays[1] ? arrays[1] + place * format.value_width * size : nullptr, scales_of(2, format.key_groups),
+                   scales_of(3, 1)};
       PageHead page(format, pages.page_of(batch, first + token) + head * format.head_bytes);
       const int64_t index = (first + token) % block_keys;
       if (into_pages) {
-        if (scale_of(2)) slot.key_scale = *scale_of(2);
-        if (scale_of(3)) slot.value_scale = *scale_of(3);
         page.write(index, slot);
       } else {
         page.read(index, slot);
-        if (scale_of(2)) *scale_of(2) = slot.key_scale;
-        if (scale_of(3)) *scale_of(3) = slot.value_scale;
       }
     }
   });
@@ -273,8 +275,9 @@ void attend_cache(nb::handle q, nb::handle out, int type, int out_type, const nb
   problem.key_heads = key_heads;
   problem.keys = keys;
   problem.value_width = format.value_width;
-  problem.pages = {addresses.pages(), addresses.blocks(), format.type,   format.rows,       format.row_bytes,
-                   format.head_bytes, format.tile_bytes,  format.values, format.key_scales, format.value_scales};
+  problem.pages = {addresses.pages(), addresses.blocks(),  format.type,       format.rows,
+                   format.row_bytes,  format.head_bytes,   format.tile_bytes, format.values,
+                   format.key_scales, format.value_scales, format.key_groups};
   problem.pages.key_means = floats(call, key_means, problem.pages.key_columns);
   problem.pages.key_factors = floats(call, key_factors, problem.pages.key_columns);
   problem.pages.value_means = floats(call, value_means, problem.pages.value_columns);
@@ -293,6 +296,7 @@ void attend_cache(nb::handle q, nb::handle out, int type, int out_type, const nb
 void bind_cache(nb::module_& module) {
   using nb::literals::operator""_a;
   module.attr("PAGE_KEYS") = block_keys;
+  module.attr("GROUP_COLUMNS") = group_columns;
   module.def("page_head_bytes", head_bytes, "shape"_a, "isa"_a.none());
   module.def("append", append, "shape"_a, "table"_a, "starts"_a, "counts"_a, "k"_a, "v"_a.none(), "type"_a,
              "key_means"_a.none(), "key_factors"_a.none(), "value_means"_a.none(), "value_factors"_a.none(),

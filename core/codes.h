@@ -55,6 +55,7 @@ struct Int8 : Coded {
   static constexpr Type type = Type::int8;
   static constexpr int products = 2;
   static constexpr int largest_weight = INT16_MAX;
+  static constexpr bool grouped = false;   // whether the columns of a key may have several scales
   static constexpr int added_to_keys = 0;  // in the product
   static constexpr int value_step = 1;     // of one code in the product
   static_assert(INT32_MAX / (127 * tile_keys) > INT16_MAX);
@@ -84,6 +85,7 @@ struct Int4 : Coded {
   static constexpr int units_together = 2;
   static constexpr int units_loaded = 2;
   static constexpr int largest_weight = UINT8_MAX;
+  static constexpr bool grouped = true;
   static constexpr int added_to_keys = 8;
   static constexpr int value_step = nibble_step;
   // A vector of stored units stays in its register beside the operand that is made of it, and so do the masks.
@@ -95,6 +97,7 @@ struct Int4 : Coded {
   static constexpr int place(int64_t i) { return nibble_place(i); }
 };
 struct Int4Keys : Int4 {
+  static constexpr int pair_rows = Int4::pair_rows / 2;  // beside each sum lies the total of the groups
   static Vector<Unit> unit_of(Vector<Unit> stored, int i) { return unsigned_nibbles(stored, i); }
   static Vector<int32_t> multiply_add(Unit a, Vector<Unit> b, Vector<int32_t> c) { return dot_bytes(b, splat(a), c); }
 };
@@ -136,18 +139,48 @@ struct Steps {
   }
 };
 
-// Scores of `height` rows against packed panels of codes.
+// The queries of a strip as codes.
+template <class P>
+struct QueryCodes {
+  const typename P::Unit* units;  // [units of d_k][rows]
+  const int32_t* start;           // [groups][rows] where the sums of their products start
+  const float* worth;             // [rows] of the product of one code of a query and one of a key
+  const float* offset;            // [rows] what the means of the keys add to every score
+  int64_t depth;                  // units of d_k
+  int64_t group;                  // units that share a scale of the key
+};
+
+// Scores of `height` rows against packed panels of codes: the exact sums of every group of columns, times the group's
+// scale, are added up. `scale` is that of the panels' first key, groups tile_keys apart.
 template <class P, int height, int step, int panels, bool asks>
-void score_codes(const typename P::Unit* queries, const typename P::Stored* keys, int64_t units, const float* row_scale,
-                 const float* row_offset, const int32_t* row_start, const float* key_scale, float* scores,
+void score_codes(const QueryCodes<P>& queries, const typename P::Stored* keys, const float* scale, float* scores,
                  int64_t ahead) {
-  const Panels<typename P::Stored> b = {keys, panel_lanes<P>, stored_units<P>(units) * panel_lanes<P>};
-  multiply_cut<typename P::Keys, height, panels, 1, height, asks>(
-      queries, b, units, ahead, [&](int row, int) { return splat(row_start[row]); },
-      [&](int row, int v, Vector<int32_t> sum) {
-        store(scores + row * step + v * lanes<float>,
-              fma(floats_of(sum) * splat(row_scale[row]), load(key_scale + v * lanes<float>), splat(row_offset[row])));
-      });
+  Panels<typename P::Stored> b = {keys, panel_lanes<P>, stored_units<P>(queries.depth) * panel_lanes<P>};
+  Vector<float> totals[height][panels * panel_vectors] = {};
+  const typename P::Unit* units = queries.units;
+  const int32_t* start = queries.start;
+  int64_t left = queries.depth;
+  do {
+    const int64_t depth = P::grouped ? smaller(left, queries.group) : left;
+    multiply_cut<typename P::Keys, height, panels, 1, height, asks>(
+        units, b, depth, ahead, [&](int row, int) { return splat(start[row]); },
+        [&](int row, int v, Vector<int32_t> sum) {
+          totals[row][v] = fma(floats_of(sum), load(scale + v * lanes<float>), totals[row][v]);
+        });
+    left -= depth;
+    units += depth * height;
+    start += height;
+    scale += tile_keys;
+    b.units += stored_units<P>(depth) * b.step;
+  } while (P::grouped && left > 0);
+#pragma GCC unroll 12
+  for (int row = 0; row < height; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < panels * panel_vectors; ++v) {
+      store(scores + row * step + v * lanes<float>,
+            fma(totals[row][v], splat(queries.worth[row]), splat(queries.offset[row])));
+    }
+  }
 }
 
 // accumulator[row] = accumulator[row] * rescale[row] + weight_scale[row] * codes of weights times codes of values.
@@ -194,9 +227,10 @@ void code_weights(const float* weights, const float* value_scale, int64_t first,
 // Packs a tile's rows of stored units, `units` each, as key panels: a move of whole units.
 template <class P>
 void pack_unit_rows(const typename P::Stored* rows, int64_t units, typename P::Stored* panels) {
+  constexpr auto added = static_cast<typename P::Stored>(P::added_to_keys > 0 ? added_to_nibbles : 0);
   for (int64_t first = 0; first < tile_keys; first += panel_lanes<P>) {
     for (int64_t unit = 0; unit < units; ++unit, panels += panel_lanes<P>) {
-      for (int lane = 0; lane < panel_lanes<P>; ++lane) panels[lane] = rows[(first + lane) * units + unit];
+      for (int lane = 0; lane < panel_lanes<P>; ++lane) panels[lane] = rows[(first + lane) * units + unit] ^ added;
     }
   }
 }

@@ -84,10 +84,10 @@ inline Vector<uint32_t> load_int8(const char* source) {
 #endif
 }
 
-// Of the eight signed 4-bit integers of every lane, four as bytes: the low halves of its bytes or the high ones. Either
-// with 8 added, which makes them unsigned, or times nibble_step.
+// Of the eight 4-bit integers of every lane, four as bytes: the low halves of its bytes or the high ones. Unsigned ones
+// as they are, signed ones times nibble_step.
 inline Vector<uint32_t> unsigned_nibbles(Vector<uint32_t> words, int high) {
-  return ((high ? words >> 4 : words) & splat(0x0f0f0f0fu)) ^ splat(0x08080808u);
+  return (high ? words >> 4 : words) & splat(0x0f0f0f0fu);
 }
 #if defined(__AVX512VNNI__)
 constexpr int nibble_step = 16;  // where they stand in the upper half of a byte, which needs no sign to be spread
@@ -97,8 +97,8 @@ inline Vector<uint32_t> signed_nibbles(Vector<uint32_t> words, int high) {
 #else
 constexpr int nibble_step = 1;  // two larger products would not fit 16 bits
 inline Vector<uint32_t> signed_nibbles(Vector<uint32_t> words, int high) {
-  const auto eight = (Bytes)splat(0x08080808u);
-  return (Vector<uint32_t>)((Bytes)unsigned_nibbles(words, high) - eight);
+  const Vector<uint32_t> eight = splat(0x08080808u);
+  return (Vector<uint32_t>)((Bytes)(unsigned_nibbles(words, high) ^ eight) - (Bytes)eight);
 }
 #endif
 

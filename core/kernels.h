@@ -83,8 +83,11 @@ struct PredicateCall {
 };
 using PredicateFunction = bool (*)(void* context, const PredicateCall& call);
 
-// The largest code of a type of codes; the smallest is its negative.
+// Codes run from lowest_code to largest_code.
 constexpr int largest_code(Type type) { return type == Type::int8 ? 127 : 7; }
+constexpr int lowest_code(Type type) { return type == Type::int8 ? -127 : -8; }
+// So many columns of an int4 key share a scale; of any other row of codes, all.
+constexpr int64_t group_columns = 32;
 
 // Keys and values of a cache: pages of one block each, in which the heads of one batch item follow one another. A head
 // holds its tiles in the order in which they are read: the keys of a tile, for codes their scales, its values, and for
@@ -94,13 +97,14 @@ struct Pages {
   const char* const* table = nullptr;  // [batch][blocks]; null: no such page. A null table: no cache
   int64_t blocks = 0;
   Type type = Type::float32;
-  bool rows = false;       // keys as rows, not packed
-  int64_t row_bytes = 0;   // of these
-  int64_t head_bytes = 0;  // from one head of a page to the next
-  int64_t tile_bytes = 0;  // from one tile of a head to the next
-  int64_t values = 0;      // from the start of a tile to its values, and so on
-  int64_t key_scales = 0;  // float [tile_keys]
-  int64_t value_scales = 0;
+  bool rows = false;         // keys as rows, not packed
+  int64_t row_bytes = 0;     // of these
+  int64_t head_bytes = 0;    // from one head of a page to the next
+  int64_t tile_bytes = 0;    // from one tile of a head to the next
+  int64_t values = 0;        // from the start of a tile to its values, and so on
+  int64_t key_scales = 0;    // float [key_groups][tile_keys]
+  int64_t value_scales = 0;  // float [tile_keys]
+  int64_t key_groups = 1;    // of columns
   // A code stands for mean + factor * scale * code, with the mean and factor of its column; null: 0 and 1.
   const float* key_means = nullptr;  // [batch][key_heads][key_columns], zeros past d_k
   const float* key_factors = nullptr;
@@ -201,7 +205,10 @@ struct PanelLayout {
   int64_t units_together;
 };
 
-// In which bit of a stored unit of eight 4-bit codes code i begins: the first four are the low halves of its bytes.
+// Packed keys of eight 4-bit codes a unit have 8 added to each code, which makes them unsigned.
+constexpr uint32_t added_to_nibbles = 0x88888888u;
+
+// In which bit of such a unit code i begins: the first four are the low halves of its bytes.
 constexpr int nibble_place(int64_t i) { return static_cast<int>(8 * (i % 4) + 4 * (i / 4)); }
 
 // What reads the pages of a cache of one type.

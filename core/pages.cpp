@@ -84,8 +84,10 @@ PageFormat::PageFormat(Type type_, const PanelLayout& layout_, int64_t width_, i
   row_bytes = units * layout.unit_bytes;
   const int64_t value_units = rows ? 0 : tile_keys / layout.elements * rounded_up(value_width, layout.lanes);
   const int64_t scale_bytes = is_coded(type) ? tile_keys * static_cast<int64_t>(sizeof(float)) : 0;
+  key_group = type == Type::int4 && !rows ? group_columns : width;
+  key_groups = (width + key_group - 1) / key_group;
   key_scales = rounded_up(tile_keys * row_bytes, line_bytes);
-  values = rows ? 0 : key_scales + scale_bytes;
+  values = rows ? 0 : key_scales + key_groups * scale_bytes;
   value_scales = rows ? key_scales : values + rounded_up(value_units * layout.unit_bytes, line_bytes);
   tile_bytes = value_scales + scale_bytes;
   head_bytes = block_tiles * tile_bytes;
@@ -93,8 +95,8 @@ PageFormat::PageFormat(Type type_, const PanelLayout& layout_, int64_t width_, i
 
 void PageHead::write(int64_t index, const Slot& slot) {
   if (is_coded(format_.type)) {
-    scale(format_.value_scales, index) = slot.value_scale;
-    scale(format_.key_scales, index) = slot.key_scale;  // last: rows have one scale for both
+    if (!format_.rows) scale(format_.value_scales, 0, index) = *slot.value_scale;
+    for (int64_t i = 0; i < format_.key_groups; ++i) scale(format_.key_scales, i, index) = slot.key_scales[i];
   }
   if (format_.rows) {
     to_units(format_, slot.key, tile_of(index) + index % tile_keys * format_.row_bytes);
@@ -105,7 +107,8 @@ void PageHead::write(int64_t index, const Slot& slot) {
     using Unit = decltype(unit);
     Unit* target = reinterpret_cast<Unit*>(tile_of(index)) + key_place(format_, index % tile_keys);
     const Unit* units = reinterpret_cast<const Unit*>(units_.data());
-    for (int64_t i = 0; i < format_.units; ++i) target[i * format_.layout.lanes] = units[i];
+    const auto added = static_cast<Unit>(format_.type == Type::int4 ? added_to_nibbles : 0);
+    for (int64_t i = 0; i < format_.units; ++i) target[i * format_.layout.lanes] = units[i] ^ added;
   });
   write_value(index, slot.value);
 }
@@ -134,8 +137,8 @@ void PageHead::write_value(int64_t index, const char* value) {
 
 void PageHead::read(int64_t index, Slot& slot) {
   if (is_coded(format_.type)) {
-    slot.key_scale = scale(format_.key_scales, index);
-    slot.value_scale = scale(format_.value_scales, index);
+    if (!format_.rows) *slot.value_scale = scale(format_.value_scales, 0, index);
+    for (int64_t i = 0; i < format_.key_groups; ++i) slot.key_scales[i] = scale(format_.key_scales, i, index);
   }
   if (format_.rows) {
     from_units(format_, tile_of(index) + index % tile_keys * format_.row_bytes, slot.key);
@@ -145,7 +148,8 @@ void PageHead::read(int64_t index, Slot& slot) {
     using Unit = decltype(unit);
     const Unit* source = reinterpret_cast<const Unit*>(tile_of(index)) + key_place(format_, index % tile_keys);
     Unit* units = reinterpret_cast<Unit*>(units_.data());
-    for (int64_t i = 0; i < format_.units; ++i) units[i] = source[i * format_.layout.lanes];
+    const auto added = static_cast<Unit>(format_.type == Type::int4 ? added_to_nibbles : 0);
+    for (int64_t i = 0; i < format_.units; ++i) units[i] = source[i * format_.layout.lanes] ^ added;
   });
   from_units(format_, units_.data(), slot.key);
   read_value(index, slot.value);
@@ -195,27 +199,58 @@ void rotate_blocks(float* numbers, int64_t blocks, int64_t block) {
   }
 }
 
-float make_codes(Type type, const float* numbers, int64_t count, const Columns& columns, std::vector<float>& rest,
-                 int8_t* codes) {
-  float top = 0;
+namespace {
+
+// What a code is worth, so that no number of a group is off by more than half of it. Below half a step beyond the
+// last code a number is still as near to that; of the 16 codes of int4 eight are negative, so where a scale may be
+// negative the side with the larger number gets those.
+float scale_of(const Coding& coding, float highest, float lowest) {
+  float scale = std::max(highest, -lowest) / static_cast<float>(largest_code(coding.type));
+  if (coding.type == Type::int4) {
+    const float most = static_cast<float>(largest_code(Type::int4)) + 0.5f;
+    const float least = 0.5f - static_cast<float>(lowest_code(Type::int4));
+    scale = std::max(highest / most, -lowest / least);
+    const float turned = std::max(-lowest / most, highest / least);
+    if (coding.signs && turned < scale) scale = -turned;
+  }
+  return std::fabs(scale) < Constants<float>::smallest ? 0.0f : scale;
+}
+
+// The nearest integers, ties to even, of one group.
+void round_group(const Coding& coding, const float* numbers, int64_t count, float scale, int8_t* codes) {
+  constexpr float shift = 12582912;  // 1.5 * 2^23: a sum with it has no bits below 1
+  const float factor = scale == 0 ? 0.0f : 1 / scale;
+  const auto most = static_cast<float>(largest_code(coding.type));
+  const auto least = static_cast<float>(lowest_code(coding.type));
+  for (int64_t i = 0; i < count; ++i) {
+    const float whole = (numbers[i] * factor + shift) - shift;
+    codes[i] = static_cast<int8_t>(std::min(std::max(whole, least), most));
+  }
+}
+
+}  // namespace
+
+bool make_codes(const Coding& coding, const float* numbers, int64_t count, const Columns& columns,
+                std::vector<float>& rest, int8_t* codes, float* scales) {
   float nothing = 0;
   rest.resize(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    float number = numbers[i];
-    nothing += number - number;
-    if (columns.means) number -= columns.means[i];
-    if (columns.factors) number /= columns.factors[i];
-    rest[static_cast<size_t>(i)] = number;
-    top = std::max(top, std::fabs(number));
+  for (int64_t first = 0; first < count; first += coding.group) {
+    const int64_t last = std::min(first + coding.group, count);
+    float highest = 0;
+    float lowest = 0;
+    for (int64_t i = first; i < last; ++i) {
+      float number = numbers[i];
+      if (columns.means) number -= columns.means[i];
+      if (columns.factors) number /= columns.factors[i];
+      nothing += number - number;
+      rest[static_cast<size_t>(i)] = number;
+      highest = std::max(highest, number);
+      lowest = std::min(lowest, number);
+    }
+    *scales = scale_of(coding, highest, lowest);
+    round_group(coding, rest.data() + first, last - first, *scales++, codes + first);
   }
-  if (!(nothing == 0) || !(top <= Constants<float>::largest)) return -1;
-  const auto largest = static_cast<float>(largest_code(type));
-  const bool counts = top > Constants<float>::smallest * largest;
-  const float factor = counts ? largest / top : 0.0f;
-  for (int64_t i = 0; i < count; ++i) {
-    codes[i] = static_cast<int8_t>(std::nearbyint(rest[static_cast<size_t>(i)] * factor));
-  }
-  return counts ? top / largest : 0.0f;
+  return nothing == 0;
 }
 
 }  // namespace softlookup

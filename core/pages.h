@@ -20,6 +20,8 @@ struct PageFormat {
   int64_t values = 0;       // bytes from the start of a tile, as the next two
   int64_t key_scales = 0;
   int64_t value_scales = 0;
+  int64_t key_group = 0;  // columns of a key that share a scale
+  int64_t key_groups = 1;
   int64_t tile_bytes = 0;
   int64_t head_bytes = 0;
 
@@ -35,13 +37,13 @@ struct Columns {
 // What a cache's own element is: a float of its type, or one byte for a code.
 int64_t element_bytes(Type type);
 
-// One key and its value, as contiguous elements, with their scales where they are codes. No value where pages hold
-// rows.
+// One key and its value, as contiguous elements, with their scales where they are codes: of the key's groups, and of
+// the value. No value where pages hold rows.
 struct Slot {
   char* key;
   char* value;
-  float key_scale;
-  float value_scale;
+  float* key_scales;
+  float* value_scale;
 };
 
 // Writes and reads the slots of one head of a page.
@@ -56,8 +58,8 @@ class PageHead {
   void write_value(int64_t index, const char* value);
   void read_value(int64_t index, char* value) const;
   char* tile_of(int64_t index) const { return head_ + index / tile_keys * format_.tile_bytes; }
-  float& scale(int64_t area, int64_t index) const {
-    return reinterpret_cast<float*>(tile_of(index) + area)[index % tile_keys];
+  float& scale(int64_t area, int64_t group, int64_t index) const {
+    return reinterpret_cast<float*>(tile_of(index) + area)[group * tile_keys + index % tile_keys];
   }
 
   const PageFormat& format_;
@@ -72,8 +74,16 @@ void read_floats(Type type, const char* source, int64_t step, int64_t count, flo
 // and differences of halves, in an order that does not depend on what stands around a block.
 void rotate_blocks(float* numbers, int64_t blocks, int64_t block);
 
-// Makes codes of numbers and says what a code is worth; negative where a number is not finite.
-float make_codes(Type type, const float* numbers, int64_t count, const Columns& columns, std::vector<float>& rest,
-                 int8_t* codes);
+// What codes are made by.
+struct Coding {
+  Type type;
+  int64_t group;  // numbers that share a scale
+  bool signs;     // whether a scale may be negative
+};
+
+// Makes codes of numbers, group by group, and says what a code of each is worth; false where a number is not finite.
+// `rest` is overwritten with the numbers less their means, over their factors.
+bool make_codes(const Coding& coding, const float* numbers, int64_t count, const Columns& columns,
+                std::vector<float>& rest, int8_t* codes, float* scales);
 
 }  // namespace softlookup

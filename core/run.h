@@ -94,6 +94,19 @@ struct Run {
     return stack;
   }
   const Unit* queries_of(const Strip& strip) const { return scratch.queries + strip.first_row * units; }
+  QueryCodes<P> codes_of(const Strip& strip) const {
+    return {queries_of(strip),
+            starts_of(strip),
+            scratch.row_scale + strip.first_row,
+            scratch.row_offset + strip.first_row,
+            units,
+            key_group()};
+  }
+  int32_t* starts_of(const Strip& strip) const {
+    return scratch.row_start + strip.first_row * problem.pages.key_groups;
+  }
+  // Units of a key that share a scale.
+  int64_t key_group() const { return problem.pages.key_groups == 1 ? units : group_columns / P::products; }
 
   // Makes a tile of the block the current one, where tiles have scores of their own.
   void look_at(int64_t tile) {
@@ -127,15 +140,18 @@ struct Run {
   int64_t row_of(const Tile& tile) const { return page ? tile.index * tile_keys : tile.first_key; }
   bool lies_packed() const { return page && !problem.pages.rows; }
 
-  // Of the tile's keys and values, one for each.
+  // Of the tile's keys, one for each in every group of columns, and of its values.
   const float* key_scale(const Tile& tile) const { return scales(problem.pages.key_scales, tile); }
   const float* value_scale(const Tile& tile) const { return scales(problem.pages.value_scales, tile); }
   // The products ask for what lies ahead of the codes; scales lie between those.
   void ask_for_scales(const Tile& tile) const {
     if (ahead == 0) return;
     const int64_t bytes = ahead * static_cast<int64_t>(sizeof(Stored));
-    for (int64_t line = 0; line < tile_keys * static_cast<int64_t>(sizeof(float)); line += line_bytes) {
+    constexpr auto scales_bytes = tile_keys * static_cast<int64_t>(sizeof(float));
+    for (int64_t line = 0; line < problem.pages.key_groups * scales_bytes; line += line_bytes) {
       prefetch_near(reinterpret_cast<const char*>(key_scale(tile)) + bytes + line);
+    }
+    for (int64_t line = 0; line < scales_bytes; line += line_bytes) {
       prefetch_near(reinterpret_cast<const char*>(value_scale(tile)) + bytes + line);
     }
   }
@@ -179,13 +195,16 @@ void code_strip(Run<P>& run, const Matrix& queries, const Strip& strip, typename
     const Steps steps(splat(finite ? largest_of(top) : 0.0f), largest);
     run.scratch.row_scale[index] = run.scale * (finite ? steps.worth[0] : sum_of<float>(nothing));
     run.scratch.row_offset[index] = run.scale * sum_of<float>(offset);
-    Vector<int32_t> total = {};
-    for (int64_t column = 0; column < whole; column += lanes<float>) {
-      const Vector<int32_t> whole_numbers = nearest(load(numbers + column) * steps.factor);
-      total += finite ? whole_numbers : Vector<int32_t>{};
-      store_codes(codes + column, finite ? whole_numbers : Vector<int32_t>{});
+    const int64_t group = run.key_group() * P::products;
+    for (int64_t first = 0, start = row; first < columns; first += group, start += strip.rows) {
+      Vector<int32_t> total = {};
+      for (int64_t column = first; column < smaller(first + group, whole); column += lanes<float>) {
+        const Vector<int32_t> whole_numbers = nearest(load(numbers + column) * steps.factor);
+        total += finite ? whole_numbers : Vector<int32_t>{};
+        store_codes(codes + column, finite ? whole_numbers : Vector<int32_t>{});
+      }
+      run.starts_of(strip)[start] = -P::added_to_keys * sum_of<int32_t>(total);
     }
-    run.scratch.row_start[index] = -P::added_to_keys * sum_of<int32_t>(total);
     for (int64_t unit = 0; unit < run.units; ++unit) {
       std::memcpy(target + unit * strip.rows + row, codes + unit * P::products, sizeof *target);
     }

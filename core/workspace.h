@@ -145,7 +145,7 @@ struct Scratch {
   // Where codes are multiplied, else without memory.
   T* row_scale;        // [rows] what the product of one code of a query and one of a key is worth
   T* row_offset;       // [rows] what the means of the keys add to every score
-  int32_t* row_start;  // [rows] where the sums of a query's products start
+  int32_t* row_start;  // [strip][key_groups][rows of the strip] where the sums of a query's products start
   Unit* weight_codes;  // [stack_rows][tile_units]
   T* weight_scale;     // [stack_rows]
   Partial<P> partial;  // one block of one stack
@@ -168,7 +168,7 @@ struct Scratch {
         positions(carver.take<int64_t>(problem.predicates ? rows : 0)),
         row_scale(carver.take<T>(P::coded ? rows : 0)),
         row_offset(carver.take<T>(P::coded ? rows : 0)),
-        row_start(carver.take<int32_t>(P::coded ? rows : 0)),
+        row_start(carver.take<int32_t>(P::coded ? rows * problem.pages.key_groups : 0)),
         weight_codes(carver.take<Unit>(P::coded ? stack_rows<P> * tile_units<P> : 0)),
         weight_scale(carver.take<T>(P::coded ? stack_rows<P> + lanes<T> : 0)),
         partial(problem, stack_rows<P>, carver) {}

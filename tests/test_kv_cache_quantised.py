@@ -1,9 +1,9 @@
 """The contract of codes: what a cache of int8 or int4 holds, and how far its attention may be from exact attention.
 
-A stored number is off by at most half a step of its token: factor times scale / 2, where the scale is the token's
-largest remainder over the largest code. Attention over what is stored is off by the codes of queries and weights, half
-a step each: a query's step is its largest number over 32767 (int4: 127), a weight's its tile's largest over 32767
-(int4: 255).
+A stored number is off by at most half a step of its token: factor times scale / 2, where the scale is at most the
+token's largest remainder over the largest code; keys of int4 have one for every 32 columns. Attention over what is
+stored is off by the codes of queries and weights, half a step each: a query's step is its largest number over 32767
+(int4: 127), a weight's its tile's largest over 32767 (int4: 255).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from agreement import on
 from cache_cases import CLOSE, CODES, CacheShape, filled, make, same_bits
 from softlookup import reference
 from softlookup._cache_content import content_of
+from softlookup._quantize import scales_of_columns
 
 LARGEST = {"int8": 127, "int4": 7}
 HALF_QUERY = {"int8": 0.5 / 32767, "int4": 0.5 / 127}
@@ -30,7 +31,7 @@ def bounds(cache: sl.KVCache) -> tuple[np.ndarray, np.ndarray]:
     arrays = content_of(cache).arrays
     factors = arrays["key_factors"][0, :, None, : cache.width]
     return (
-        factors * arrays["key_scales"][..., None] / 2,
+        factors * np.abs(scales_of_columns(arrays["key_scales"], cache.width)) / 2,
         arrays["value_scales"][..., None] / 2 * np.ones(cache.value_width),
     )
 
@@ -62,6 +63,32 @@ def test_stored_numbers_are_off_by_half_a_step(
     assert (np.abs(cache.keys() - k)[0] <= key_bound + slack).all()
     assert (np.abs(cache.values() - v)[0] <= value_bound + slack).all()
     assert (value_bound[..., 0] <= np.abs(v[0]).max(axis=-1) / (2 * LARGEST[name]) + slack).all()
+
+
+def test_keys_of_int4_have_a_scale_for_every_32_columns() -> None:
+    """A loud group leaves the steps of the others alone, and the larger side gets the eighth code."""
+    k, v = np.random.default_rng(0).standard_normal((2, 1, 2, 40, 80)).astype(np.float32)
+    k[..., 32:64] *= 1000
+    cache = filled(k, v, "int4", (1,))  # one token at first: means are 0 and factors 1
+    arrays = content_of(cache).arrays
+    scales = arrays["key_scales"]
+    largest = np.stack([np.abs(group).max(axis=-1) for group in np.split(k[0], [32, 64], axis=-1)], axis=-1)
+    assert (np.abs(scales) <= largest / 7.5 * (1 + FLOAT32)).all()
+    assert (np.abs(scales) >= largest / 8.5 * (1 - FLOAT32)).all()
+    assert (scales < 0).any()
+    assert (scales > 0).any()
+    assert arrays["keys"].min() == -8
+    assert arrays["keys"].max() == 7
+    assert (arrays["value_scales"] > 0).all()  # they multiply weights
+
+
+def test_columns_that_are_values_too_share_a_scale() -> None:
+    k, _ = np.random.default_rng(0).standard_normal((2, 1, 2, 40, 96)).astype(np.float32)
+    cache = sl.KVCache(kv_heads=2, width=96, value_width=64, dtype="int4", shared_values=True)
+    cache.append(k)
+    scales = content_of(cache).arrays["key_scales"]
+    assert scales.shape == (2, 40, 1)
+    assert (scales > 0).all()
 
 
 def distance_bound(cache: sl.KVCache, q: np.ndarray, scale: float) -> float:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from softlookup._array_checks import float_code, plain_array
 from softlookup._checks import flag
 from softlookup._problems import LARGEST_POSITION, Problems, describe, integer, integers
-from softlookup._quantize import rotation_block
+from softlookup._quantize import GROUP_COLUMNS, rotation_block
 from softlookup._types import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8, NAMES
 
 CODES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "int8": INT8, "int4": INT4}
@@ -45,6 +45,11 @@ class CacheConfig:
     def coded(self) -> bool:
         """Whether codes are stored, with scales."""
         return self.code in (INT8, INT4)
+
+    @property
+    def key_groups(self) -> int:
+        """The scales of one key: int4 has one for every `GROUP_COLUMNS` columns, but where columns are values too."""
+        return -(-self.width // GROUP_COLUMNS) if self.code == INT4 and not self.shared_values else 1
 
 
 def config_of(problems: Problems, **given: Any) -> CacheConfig | None:

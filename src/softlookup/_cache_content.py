@@ -57,8 +57,9 @@ def room_for(config: CacheConfig, tokens: int) -> dict[str, Array]:
     if not config.shared_values:
         arrays["values"] = np.empty((config.kv_heads, tokens, config.value_width), dtype)
     if config.coded:
-        for name in tuple(arrays):
-            arrays[f"{name[:-1]}_scales"] = np.empty((config.kv_heads, tokens), np.float32)
+        arrays["key_scales"] = np.empty((config.kv_heads, tokens, config.key_groups), np.float32)
+        if not config.shared_values:
+            arrays["value_scales"] = np.empty((config.kv_heads, tokens), np.float32)
     return arrays
 
 

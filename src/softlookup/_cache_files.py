@@ -17,7 +17,7 @@ from softlookup._cache_checks import CacheConfig, config_of
 from softlookup._cache_content import Content, content_of, element_dtype, restored
 from softlookup._pages import PAGE_KEYS
 from softlookup._problems import Problems
-from softlookup._quantize import LARGEST_CODE, Constants
+from softlookup._quantize import LARGEST_CODE, LOWEST_CODE, Constants
 from softlookup._types import INT4
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def _check_shapes(path: str | os.PathLike[str], config: CacheConfig, slices: dic
         type_name = "U8" if config.code == INT4 else elements
         expected[name] = (type_name, [config.kv_heads, tokens, stored])
         if config.coded:
-            expected[f"{name[:-1]}_scales"] = ("F32", [config.kv_heads, tokens])
+            groups = [config.key_groups] if name == "keys" else []
+            expected[f"{name[:-1]}_scales"] = ("F32", [config.kv_heads, tokens, *groups])
     if config.coded:
         for name in ("key_means", "key_factors"):
             columns = Constants.columns_of(config.width)
@@ -147,19 +148,19 @@ def _check_values(path: str | os.PathLike[str], config: CacheConfig, arrays: dic
         if not whole and not _is_window(config, parts, length, kept):
             _refuse(path, f"tokens {parts} of row {row} with length {length}")
     for name in ("key_scales", "value_scales", "key_factors"):
-        if name in arrays and not (np.isfinite(arrays[name]) & (arrays[name] >= 0)).all():
-            _refuse(path, f"{name} that are not finite and positive")
+        signed = name == "key_scales" and config.code == INT4 and not config.shared_values
+        if name in arrays and not (np.isfinite(arrays[name]) & (signed | (arrays[name] >= 0))).all():
+            _refuse(path, f"{name} that are not finite{'' if signed else ' and positive'}")
     if config.coded and not np.isfinite(arrays["key_means"]).all():
         _refuse(path, "key_means that are not finite")
     if config.coded and (arrays["key_factors"][..., : config.width] == 0).any():
         _refuse(path, "key_factors of zero")
     for name in ("keys", "values"):
-        if (
-            config.coded
-            and name in arrays
-            and (np.abs(arrays[name].astype(np.int16)) > LARGEST_CODE[config.code]).any()
-        ):
-            _refuse(path, f"{name} with codes beyond {LARGEST_CODE[config.code]}")
+        if not config.coded or name not in arrays:
+            continue
+        lowest, largest = LOWEST_CODE[config.code], LARGEST_CODE[config.code]
+        if ((arrays[name] < lowest) | (arrays[name] > largest)).any():
+            _refuse(path, f"{name} with codes beyond {lowest} and {largest}")
 
 
 def _is_window(config: CacheConfig, parts: list[tuple[int, int]], length: int, kept: int) -> bool:

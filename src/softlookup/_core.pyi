@@ -15,6 +15,7 @@ from softlookup._scoring import Scoring, Starts
 MOMENTS: int
 MOST_MASK_STEPS: int
 PAGE_KEYS: int
+GROUP_COLUMNS: int
 
 def attend(
     q: NDArray[Any],

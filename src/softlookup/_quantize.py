@@ -1,9 +1,9 @@
 """What a cache of codes adds to plain numbers: the constants of its columns, the rotation, and the way back.
 
 A code stands for ``mean[c] + factor[c] * scale[t] * code``: mean and factor belong to a column of one head and are
-fixed by the first append, the scale belongs to a token. So a token's codes depend on nothing that comes later, and
-rolling back leaves what stays as it was. The core folds factors into the query, adds q . mean to every score of a row,
-and lets the scale in beside the exact integer sums.
+fixed by the first append, the scale belongs to a token; a key of int4 has one for every 32 columns. So a token's codes
+depend on nothing that comes later, and rolling back leaves what stays as it was. The core folds factors into the query,
+adds q . mean to every score of a row, and lets the scales in beside the exact integer sums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from softlookup._types import INT4, INT8
 
 Floats = NDArray[np.float32]
 
+LOWEST_CODE = {INT8: -127, INT4: -8}
 LARGEST_CODE = {INT8: 127, INT4: 7}
+GROUP_COLUMNS: int = _core.GROUP_COLUMNS
 # With fewer tokens than this in the first append, what is common to a column is not known: means are 0, factors 1.
 LEAST_TOKENS = 16
 # A column's factor is at least this share of the largest one: the bits of the query's codes are shared by all columns.
@@ -95,10 +97,17 @@ def _factors(spread: Floats) -> Floats:
 
 
 def numbers_of(codes: NDArray[np.int8], scales: Floats, means: Floats, factors: Floats) -> Floats:
-    """What codes [Hk, T, columns] with scales [Hk, T] stand for."""
+    """What codes [Hk, T, columns] with scales [Hk, T] or [Hk, T, groups] stand for."""
     columns = codes.shape[-1]
-    worth = scales[..., None] * factors[:, None, :columns]
+    worth = scales_of_columns(scales, columns) * factors[:, None, :columns]
     return means[:, None, :columns] + worth * codes.astype(np.float32)
+
+
+def scales_of_columns(scales: Floats, columns: int) -> Floats:
+    """The scales of rows [Hk, T], or of groups of their columns [Hk, T, groups], as they broadcast to the columns."""
+    if scales.ndim == 2 or scales.shape[-1] == 1:
+        return scales.reshape(*scales.shape[:2], 1)
+    return np.repeat(scales, GROUP_COLUMNS, axis=-1)[..., :columns]
 
 
 def rotation_block(*widths: int) -> int:

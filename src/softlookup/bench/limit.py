@@ -70,15 +70,13 @@ class LimitSampler:
         self.seconds = min(max(seconds, LEAST_SECONDS), MOST_SECONDS)
 
     def __call__(self) -> float:
-        workload = self._workload
-        peak = max(self._rate(name, pair) for name, pair in self._peaks.items()) * 1e9
-        seconds = workload.operations / peak
-        if workload.kind != "decode":
-            return seconds
-        seconds += workload.pairs / (self._rate("exp_gscores", self._exponential) * 1e9)
+        peak = max(self._rate(name, pair) for name, pair in self._peaks.items())
+        if self._workload.kind != "decode":
+            return self._workload.operations / (peak * 1e9)
+        exponentials = self._rate("exp_gscores", self._exponential)
         for kind, pair in self._dots.items():
             self._rate(f"{kind}_gflops", pair)
-        return max(workload.cache_bytes / (self._bandwidth() * 1e9), seconds)
+        return self._decoding(self._workload.cache_bytes, peak, exponentials, self._bandwidth())
 
     def seconds_of_codes(self, dtype: str, cache_bytes: int) -> float | None:
         """The same limit for a cache of int8 or int4; None where the instruction set has no loop of its products."""
@@ -86,9 +84,12 @@ class LimitSampler:
         peak = f"{PRODUCTS_OF_CODES[dtype]}_gflops"
         if peak not in rates:
             return None
-        seconds = self._workload.operations / (rates[peak] * 1e9)
-        seconds += self._workload.pairs / (rates["exp_gscores"] * 1e9)
-        return max(cache_bytes / (rates["read_gbs"] * 1e9), seconds)
+        return self._decoding(cache_bytes, rates[peak], rates["exp_gscores"], rates["read_gbs"])
+
+    def _decoding(self, cache_bytes: int, peak: float, exponentials: float, bandwidth: float) -> float:
+        """Seconds of decoding at rates in GFLOP/s, Gscores/s and GB/s."""
+        arithmetic = self._workload.operations / peak + self._workload.pairs / exponentials
+        return max(cache_bytes / bandwidth, arithmetic) / 1e9
 
     def medians(self) -> dict[str, float]:
         """What was measured, by names with units; the median of the calls."""

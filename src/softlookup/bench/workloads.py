@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import softlookup as sl
+from softlookup._quantize import GROUP_COLUMNS
 from softlookup._types import NAMES, dtype_of
 
 Kind = Literal["prefill", "decode", "train", "call", "memory", "model"]
@@ -86,9 +87,10 @@ class Workload:
         return self.cache_elements * dtype_of(NAMES.index(self.dtype)).itemsize
 
     def coded_bytes(self, dtype: str) -> int:
-        """Bytes of K and V that are read as codes, int8 or int4, with a float32 scale for each row of both."""
-        scales = 2 * 4 * self.key_heads * sum(self.key_lengths)
-        return self.cache_elements // (1 if dtype == "int8" else 2) + scales
+        """Bytes of K and V that are read as codes, int8 or int4, with the float32 scales of each row of both."""
+        groups = 1 if dtype == "int8" else -(-self.width // GROUP_COLUMNS)
+        scales = (groups + 1) * self.key_heads * sum(self.key_lengths)
+        return self.cache_elements // (1 if dtype == "int8" else 2) + 4 * scales
 
     @property
     def mask(self) -> sl.Mask | None:
