@@ -37,7 +37,7 @@ CACHES: tuple[tuple[str, bool], ...] = (
     ("int4", False),
     ("int4", True),
 )
-
+"""By type, with and without rotation; the first is what the others are compared with."""
 
 LLAMA_BYTES = {"float16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """By the type of a cache of llama.cpp, what a number takes: blocks of 32 share a scale of float16."""
@@ -54,6 +54,11 @@ class Quality:
     choices: torch.Tensor
     perplexity: float
     bytes_per_token: float
+
+
+def name_of(dtype: str, rotate: bool) -> str:
+    """A cache's name in the tables."""
+    return f"{dtype}, rotated" if rotate else dtype
 
 
 def quality_of(model: Any, words: list[int], dtype: str, rotate: bool) -> Quality:
@@ -104,7 +109,7 @@ def table(say: Say = print) -> str:
     config = model.config
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     contenders: dict[str, Callable[[list[int]], Quality]] = {
-        f"{dtype}, rotated" if rotate else dtype: partial(quality_of, model, dtype=dtype, rotate=rotate)
+        name_of(dtype, rotate): partial(quality_of, model, dtype=dtype, rotate=rotate)
         for dtype, rotate in CACHES
     }
     if find_spec("llama_cpp") is not None:
