@@ -49,8 +49,9 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
           constexpr int at_once = decltype(panels)::count;
           const auto score = run.ahead ? score_codes<P, height, tile_keys, at_once, true>
                                        : score_codes<P, height, tile_keys, at_once, false>;
-          score(queries, key_panel(run, tile, panel), run.key_scale(tile) + panel * panel_lanes<P>,
-                scores + panel * panel_lanes<P>, run.ahead);
+          const auto* keys = key_panel(run, tile, panel);
+          score(queries, keys, run.key_scale(tile) + panel * panel_lanes<P>, scores + panel * panel_lanes<P>,
+                run.ahead_of(keys));
         });
       } else {
         with_panels<P>(strip.rows, first, last, [&](auto rows, auto panels, int64_t panel) {
@@ -58,8 +59,8 @@ void score_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
           constexpr int at_once = decltype(panels)::count;
           const auto score = run.ahead && run.page ? score_panels<P, height, tile_keys, at_once, true>
                                                    : score_panels<P, height, tile_keys, at_once, false>;
-          score(run.queries_of(strip), key_panel(run, tile, panel), run.units, run.scale,
-                scores + panel * panel_lanes<P>, run.ahead);
+          const auto* keys = key_panel(run, tile, panel);
+          score(run.queries_of(strip), keys, run.units, run.scale, scores + panel * panel_lanes<P>, run.ahead_of(keys));
         });
       }
     }
@@ -180,9 +181,10 @@ void weigh_coded_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
       constexpr int height = decltype(rows)::count;
       constexpr int at_once = decltype(panels)::count;
       const auto weigh = run.ahead ? weigh_codes<P, height, at_once, true> : weigh_codes<P, height, at_once, false>;
-      weigh(codes + range.first, value_panels(run, tile, panel, range.first), range.last - range.first,
-            run.scratch.rescale + place, run.scratch.weight_scale + place,
-            partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width, run.ahead);
+      const auto values = value_panels(run, tile, panel, range.first);
+      weigh(codes + range.first, values, range.last - range.first, run.scratch.rescale + place,
+            run.scratch.weight_scale + place, partial.accumulator + place * partial.width + panel * panel_lanes<P>,
+            partial.width, run.ahead_of(values.units));
     });
   }
 }
@@ -204,9 +206,10 @@ void weigh_tile(Run<P>& run, const Stack<P>& stack, const Tile& tile) {
         using Stored = typename P::Stored;
         const auto weigh = run.ahead ? weigh_panels<P, height, at_once, true, Stored>
                                      : weigh_panels<P, height, at_once, false, Stored>;
-        weigh(run.weights + place * tile_units<P> + range.first, value_panels(run, tile, panel, range.first),
-              range.last - range.first, run.scratch.rescale + place,
-              partial.accumulator + place * partial.width + panel * panel_lanes<P>, partial.width, run.ahead);
+        const auto values = value_panels(run, tile, panel, range.first);
+        weigh(run.weights + place * tile_units<P> + range.first, values, range.last - range.first,
+              run.scratch.rescale + place, partial.accumulator + place * partial.width + panel * panel_lanes<P>,
+              partial.width, run.ahead_of(values.units));
       });
     }
   }

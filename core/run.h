@@ -38,6 +38,7 @@ struct Run {
   Matrix keys;  // what is packed; of a page of rows, those of the current block
   Matrix values;
   const char* page = nullptr;   // of the item's head, with the current block; null: no cache
+  const char* next = nullptr;   // the same of the block after it; null: none
   const Stored* packed_keys;    // of the current block: [tiles][panels][units of d_k][panel_lanes]
   const Stored* packed_values;  // [tiles][panels of d_v][units of tile_keys][panel_lanes]
   int64_t key_step;             // from one tile to the next
@@ -129,12 +130,24 @@ struct Run {
     const char* whole = index < pages.blocks ? pages.table[item.batch * pages.blocks + index] : nullptr;
     if (!whole) return false;
     page = whole + item.key_head * pages.head_bytes;
+    const char* after = index + 1 < pages.blocks ? pages.table[item.batch * pages.blocks + index + 1] : nullptr;
+    next = after ? after + item.key_head * pages.head_bytes : nullptr;
     if (!pages.rows) {
       packed_keys = reinterpret_cast<const Stored*>(page);
       packed_values = reinterpret_cast<const Stored*>(page + pages.values);
       key_step = value_step = pages.tile_bytes / static_cast<int64_t>(sizeof(Stored));
     }
     return true;
+  }
+  // What is to be asked for while `place` is read, as a distance: behind a head's end in a page lies another head, so
+  // there the next page goes on. Where there is none, what is read already.
+  int64_t ahead_of(const void* place) const {
+    if (!page) return ahead;
+    const int64_t bytes = ahead * static_cast<int64_t>(sizeof(Stored));
+    const char* from = static_cast<const char*>(place);
+    const int64_t beyond = from + bytes - (page + problem.pages.head_bytes);
+    if (beyond < 0) return ahead;
+    return next ? (next + beyond - from) / static_cast<int64_t>(sizeof(Stored)) : 0;
   }
   // Of the tile's first key among the rows that are packed.
   int64_t row_of(const Tile& tile) const { return page ? tile.index * tile_keys : tile.first_key; }
@@ -146,13 +159,13 @@ struct Run {
   // The products ask for what lies ahead of the codes; scales lie between those.
   void ask_for_scales(const Tile& tile) const {
     if (ahead == 0) return;
-    const int64_t bytes = ahead * static_cast<int64_t>(sizeof(Stored));
-    constexpr auto scales_bytes = tile_keys * static_cast<int64_t>(sizeof(float));
-    for (int64_t line = 0; line < problem.pages.key_groups * scales_bytes; line += line_bytes) {
-      prefetch_near(reinterpret_cast<const char*>(key_scale(tile)) + bytes + line);
-    }
-    for (int64_t line = 0; line < scales_bytes; line += line_bytes) {
-      prefetch_near(reinterpret_cast<const char*>(value_scale(tile)) + bytes + line);
+    ask_for_scales(key_scale(tile), problem.pages.key_groups * tile_keys);
+    ask_for_scales(value_scale(tile), tile_keys);
+  }
+  void ask_for_scales(const float* first, int64_t count) const {
+    const char* place = reinterpret_cast<const char*>(first) + ahead_of(first) * static_cast<int64_t>(sizeof(Stored));
+    for (int64_t line = 0; line < count * static_cast<int64_t>(sizeof(float)); line += line_bytes) {
+      prefetch_near(place + line);
     }
   }
   const float* scales(int64_t offset, const Tile& tile) const {
