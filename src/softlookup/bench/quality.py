@@ -109,8 +109,7 @@ def table(say: Say = print) -> str:
     config = model.config
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     contenders: dict[str, Callable[[list[int]], Quality]] = {
-        name_of(dtype, rotate): partial(quality_of, model, dtype=dtype, rotate=rotate)
-        for dtype, rotate in CACHES
+        name_of(dtype, rotate): partial(quality_of, model, dtype=dtype, rotate=rotate) for dtype, rotate in CACHES
     }
     if find_spec("llama_cpp") is not None:
         for dtype in LLAMA_BYTES:
